@@ -1,0 +1,1 @@
+"""Typed face of the Rust extension `agentenv._core` (rust/py)."""

@@ -1,0 +1,161 @@
+"""What every engine promises: boot a machine from files, reach it, stop it, say why it ended.
+
+An engine knows no image, layer or snapshot: it gets paths, descriptors and
+sizes. A ``Machine`` is one run of a guest; it outlives the server process and
+is found again by ``Engine.adopt``.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class FlatSource:
+    """A read-only block file given as consecutive segments, each a multiple of 4096 bytes."""
+
+    segments: tuple[Path, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """Where the guest's network device plugs in, and the addresses the guest configures.
+
+    ``netns`` is the path of the network namespace holding ``tap``; ``address``
+    is in CIDR form; ``mac`` is the guest's.
+    """
+
+    netns: Path
+    tap: str
+    mac: str
+    address: str
+    gateway: str
+    dns: tuple[str, ...]
+    mtu: int = 1500
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the machine as a whole may use on the host.
+
+    ``cpu_weight`` is 1..10000 with 100 as default (cgroup v2's scale),
+    ``cpu_quota`` in CPUs (None: no bound), ``memory_bytes`` bounds guest memory
+    plus the engine's own, ``pids`` bounds engine threads.
+    """
+
+    memory_bytes: int
+    pids: int = 512
+    cpu_weight: int = 100
+    cpu_quota: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MachineSpec:
+    """All an engine needs to boot one machine.
+
+    ``run_dir`` (0700, owned by ``uid``) is for the engine's sockets, console
+    log and process record; it exists when ``boot`` is called and is removed by
+    the caller after the machine has ended. ``disk`` is a qcow2 file the engine
+    may write. ``cgroup`` is a name relative to the node's delegated parent.
+    """
+
+    sandbox_id: str
+    run_dir: Path
+    root: FlatSource
+    disk: Path
+    vcpus: int
+    memory_mib: int
+    network: Attachment | None
+    uid: int
+    gid: int
+    cgroup: str
+    limits: Limits
+    kernel_args: tuple[str, ...] = ()
+
+
+class ExitKind(enum.StrEnum):
+    """Why a machine ended."""
+
+    STOPPED = "stopped"  # asked to, by us or by the guest powering itself off
+    KILLED = "killed"  # the engine process was killed by a signal that we did not send
+    PANIC = "panic"  # the guest's kernel panicked
+    OUT_OF_MEMORY = "out_of_memory"  # the host's memory limit of the machine was hit
+    FAILED = "failed"  # the engine itself failed: bad arguments, missing file, internal error
+    UNKNOWN = "unknown"  # it ended while nobody watched
+
+
+@dataclass(frozen=True, slots=True)
+class ExitCause:
+    """The post-mortem: kind, a sentence for people, engine exit status, last console lines."""
+
+    kind: ExitKind
+    reason: str
+    status: int | None = None
+    console: tuple[str, ...] = ()
+
+
+class ControlChannel(Protocol):
+    """Request and reply with the guest agent's control face; calls are serialised by the channel.
+
+    ``call`` raises GuestError (``guest_unresponsive``) when no reply came in
+    ``timeout`` seconds and GuestError with the agent's code and message when it refused.
+    """
+
+    async def call(self, op: str, args: dict[str, Any] | None = None, *, timeout: float) -> Any: ...
+    async def close(self) -> None: ...
+
+
+class Machine(Protocol):
+    """A running guest."""
+
+    @property
+    def pid(self) -> int: ...
+
+    async def control(self) -> ControlChannel: ...
+
+    async def stop(self, grace: float) -> ExitCause:
+        """Ask the guest to power off, force it after ``grace`` seconds."""
+        ...
+
+    async def kill(self) -> ExitCause: ...
+
+    async def wait(self) -> ExitCause:
+        """Return when the machine has ended, however it did. May be awaited by several."""
+        ...
+
+    def console_tail(self, lines: int = 40) -> tuple[str, ...]: ...
+
+    def objects(self) -> dict[str, Any]:
+        """Host objects for `aenv inspect`: pid, sockets, files, cgroup."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What an engine can do on this machine; part of ``GET /nodes/{id}`` and ``aenv doctor``."""
+
+    engine: str
+    version: str
+    accelerator: str
+    default_vcpus: int
+    notes: tuple[str, ...] = field(default=())
+
+
+class Engine(Protocol):
+    """Boots machines. Implementations: ``engine.qemu`` (``engine.gvisor`` follows)."""
+
+    async def capabilities(self) -> Capabilities: ...
+
+    async def boot(self, spec: MachineSpec) -> Machine:
+        """Start a machine and return as soon as its process runs; readiness is the agent's to say.
+
+        Raises MissingTool, InfraError; on failure or cancellation nothing of the machine is left.
+        """
+        ...
+
+    async def adopt(self, spec: MachineSpec) -> Machine | None:
+        """Find the machine that ``boot`` started for this spec earlier; None if it is gone."""
+        ...

@@ -1,0 +1,1 @@
+//! Control messages between the host and the guest agent.
