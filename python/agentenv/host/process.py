@@ -1,0 +1,150 @@
+"""Processes: short ones that we wait for, long ones that outlive us under a launcher."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from agentenv.errors import InfraError, MissingTool
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """What a finished process left: exit status (negative: signal number) and its output."""
+
+    status: int
+    stdout: bytes
+    stderr: bytes
+
+
+class ProcessFailed(InfraError):
+    """A tool ended with a non-zero status; its output is in the message."""
+
+    code = "tool_failed"
+
+    def __init__(self, argv: Sequence[str], done: Completed) -> None:
+        lines = done.stderr.decode(errors="replace").strip().splitlines()
+        super().__init__(
+            f"{Path(argv[0]).name} ended with status {done.status}", why=" / ".join(lines[-5:])
+        )
+        self.argv, self.done = tuple(argv), done
+
+
+async def run(
+    argv: Sequence[str],
+    *,
+    stdin: bytes | None = None,
+    timeout: float | None = None,
+    check: bool = True,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+) -> Completed:
+    """Run a short process to its end; kill it (and its session) on timeout or cancellation.
+
+    Raises MissingTool if it cannot be found, ProcessFailed on a non-zero status when ``check``,
+    TimeoutError after ``timeout`` seconds.
+    """
+    try:
+        child = await asyncio.create_subprocess_exec(
+            *argv,
+            stdin=subprocess.PIPE if stdin is not None else subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=env,
+            cwd=cwd,
+            start_new_session=True,
+        )
+    except FileNotFoundError as error:
+        raise MissingTool(f"{argv[0]} is not installed", fix="run: make setup") from error
+    try:
+        async with asyncio.timeout(timeout):
+            out, err = await child.communicate(stdin)
+    except BaseException:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        await asyncio.shield(child.wait())
+        raise
+    done = Completed(child.returncode or 0, out, err)
+    if check and done.status:
+        raise ProcessFailed(argv, done)
+    return done
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSpec:
+    """A process that outlives whoever asked for it.
+
+    ``name`` is unique with its launcher. Output is appended to ``log``. Before
+    the program starts the child enters ``cgroups`` (paths of ``cgroup.procs``
+    files), then ``netns`` (path), then drops to ``uid``/``gid`` without
+    supplementary groups and with no_new_privs; it leads a session of its own.
+    """
+
+    name: str
+    argv: tuple[str, ...]
+    log: Path
+    env: dict[str, str] = field(default_factory=dict[str, str])
+    cwd: str = "/"
+    uid: int | None = None
+    gid: int | None = None
+    netns: Path | None = None
+    cgroups: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessStatus:
+    """``start_time`` is field 22 of /proc/PID/stat (clock ticks since boot), which tells a
+    process from a later one of the same pid. ``exit_status`` is None while it runs, negative
+    for a signal; ``lost`` says that it ended while no launcher watched, so the status is unknown.
+    """
+
+    name: str
+    pid: int
+    start_time: int
+    exit_status: int | None = None
+    lost: bool = False
+
+    @property
+    def running(self) -> bool:
+        return self.exit_status is None and not self.lost
+
+
+class Launcher(Protocol):
+    """Starts, watches and signals long-lived processes; implemented by ``host.supervised``."""
+
+    async def launch(self, spec: ProcessSpec, fds: Sequence[int] = ()) -> ProcessStatus:
+        """Start; ``fds`` become 3, 4, … in the child. Raises Conflict if ``name`` runs already,
+        InfraError if the program cannot be started."""
+        ...
+
+    async def status(self, name: str) -> ProcessStatus | None: ...
+
+    async def all(self) -> tuple[ProcessStatus, ...]: ...
+
+    async def wait(self, name: str) -> ProcessStatus:
+        """Return when the process has ended. Raises NotFound for an unknown name."""
+        ...
+
+    async def signal(self, name: str, number: int) -> None:
+        """Send a signal; a process that has ended already is a success."""
+        ...
+
+    async def forget(self, name: str) -> None:
+        """Drop the record of an ended process; unknown is a success."""
+        ...
+
+
+def start_time(pid: int) -> int | None:
+    """Field 22 of /proc/PID/stat; None if there is no such process or it is a zombie."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if fields[0] in "ZX" else int(fields[19])
