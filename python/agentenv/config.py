@@ -1,0 +1,155 @@
+"""Configuration: read once at the rim, passed on as values.
+
+Order, later wins: built-in defaults, ``HOME/config.toml`` (or ``$AENV_CONFIG``), ``AENV_*``
+environment variables, command-line flags. ``aenv config`` prints the result with units and reasons.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, cast
+
+from agentenv.errors import UserError
+
+DEFAULT_HOME = Path("/var/lib/agentenv")
+ENGINES = ("auto", "qemu")
+
+
+def _key(default: Any, unit: str, reason: str) -> Any:
+    return field(default=default, metadata={"unit": unit, "reason": reason})
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Every key of the configuration file, with its unit and the reason for its default."""
+
+    home: Path = _key(DEFAULT_HOME, "directory", "all durable state of this node lies below it")
+    listen: str = _key("127.0.0.1:8000", "HOST:PORT", "loopback: expose it on purpose, with TLS")
+    domain: str = _key("localhost", "DNS name", "sandboxes answer at {port}-{id}.{domain}")
+    engine: str = _key("auto", "auto|qemu", "KVM where it works, else emulation")
+    vcpus: int = _key(0, "CPUs, 0: 2 with KVM, 1 without", "emulated CPUs share the host's cores")
+    memory_mib: int = _key(512, "MiB", "fits a shell, Python and a test run")
+    disk_mib: int = _key(8192, "MiB", "thin: only written blocks take space on the host")
+    sandbox_timeout: int = _key(300, "seconds", "what E2B's SDK sends when the user sets nothing")
+    boot_deadline: float = _key(120.0, "seconds", "a boot takes 3-6 s emulated, more when crowded")
+    request_wait: float = _key(10.0, "seconds", "how long the data plane waits for a restarting API")
+    slots_ahead: int = _key(2, "slots", "network slots prepared before they are asked for")
+    inner_network: str = _key("10.233.0.0/30", "CIDR", "the same in each sandbox, so snapshots move")
+    uplink_network: str = _key("10.234.0.0/16", "CIDR", "one /31 per slot: 32768 sandboxes a node")
+    uid_base: int = _key(900_000, "uid", "slot n runs as uid_base + n; must be unused on the host")
+    dns: tuple[str, ...] = _key((), "addresses", "empty: the host's /etc/resolv.conf")
+    allow_private: tuple[str, ...] = _key(
+        (), "CIDRs", "private ranges a sandbox may reach; none by default"
+    )
+    registry_mirrors: tuple[str, ...] = _key(
+        (), "HOST=URL", "tried before the registry they stand for"
+    )
+    insecure_registries: tuple[str, ...] = _key(
+        (), "HOST[:PORT]", "plain HTTP allowed; loopback always is"
+    )
+
+    @property
+    def runtime_dir(self) -> Path:
+        """Sockets and namespaces: short (a unix socket's path has 107 bytes), gone after a reboot."""
+        return Path("/run/agentenv") / self.tag
+
+    @property
+    def tag(self) -> str:
+        """8 hex digits that tell this home's host objects from another's."""
+        return hashlib.blake2s(str(self.home).encode(), digest_size=4).hexdigest()
+
+    @property
+    def api_key_file(self) -> Path:
+        return self.home / "secrets" / "api-key"
+
+    @property
+    def api_socket(self) -> Path:
+        return self.runtime_dir / "api.sock"
+
+
+def load(flags: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Config:
+    """The effective configuration; flags with value None count as not given.
+
+    Raises UserError (``invalid_config``) naming the key and what it takes.
+    """
+    home = Path(flags.get("home") or environ.get("AENV_HOME") or DEFAULT_HOME).absolute()
+    path = Path(environ.get("AENV_CONFIG") or home / "config.toml")
+    known = {item.name for item in fields(Config)}
+    values: dict[str, Any] = _from_file(path, known) if path.exists() else {}
+    for name in known:
+        if (text := environ.get(f"AENV_{name.upper()}")) is not None:
+            values[name] = text
+    values.update({name: value for name, value in flags.items() if value is not None})
+    values["home"] = home
+    return _checked(replace(Config(), **{k: _coerce(k, v) for k, v in values.items()}))
+
+
+def _from_file(path: Path, known: set[str]) -> dict[str, Any]:
+    try:
+        values = tomllib.loads(path.read_text())
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise _invalid(str(path), "cannot be read", str(error)) from error
+    if unknown := sorted(values.keys() - known):
+        raise _invalid(str(path), f"has unknown keys {', '.join(unknown)}", "see: aenv config")
+    return values
+
+
+def _coerce(name: str, value: Any) -> Any:
+    default: Any = getattr(Config(), name)
+    try:
+        if isinstance(default, tuple):
+            parts = cast("list[Any]", value.split(",") if isinstance(value, str) else list(value))
+            return tuple(str(part).strip() for part in parts if str(part).strip())
+        return type(default)(value)
+    except (TypeError, ValueError) as error:
+        kind = cast(type, type(default)).__name__
+        raise _invalid(name, f"is {value!r}", f"it takes a {kind}") from error
+
+
+def _checked(config: Config) -> Config:
+    if config.engine not in ENGINES:
+        raise _invalid("engine", f"is {config.engine!r}", f"it takes one of {', '.join(ENGINES)}")
+    host, _, port = config.listen.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise _invalid("listen", f"is {config.listen!r}", "it takes HOST:PORT")
+    for name in ("inner_network", "uplink_network"):
+        text = cast(str, getattr(config, name))
+        try:
+            ipaddress.IPv4Network(text)
+        except ValueError as error:
+            raise _invalid(name, f"is {text!r}", str(error)) from error
+    for name in ("memory_mib", "disk_mib", "sandbox_timeout", "boot_deadline", "uid_base"):
+        if cast(float, getattr(config, name)) <= 0:
+            raise _invalid(name, "is not positive", "give a number above 0")
+    return config
+
+
+def _invalid(name: str, what: str, why: str) -> UserError:
+    return UserError(f"configuration {name} {what}", why=why, code="invalid_config")
+
+
+def render(config: Config) -> str:
+    """The configuration as a TOML document that explains itself."""
+    lines: list[str] = []
+    for item in fields(config):
+        value: Any = getattr(config, item.name)
+        lines.append(f"# {item.metadata['unit']}: {item.metadata['reason']}")
+        lines.append(f"{item.name} = {_toml(value)}")
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, tuple):
+        return "[" + ", ".join(_toml(part) for part in cast("tuple[Any, ...]", value)) + "]"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return str(value)
+    escaped = str(value).replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'

@@ -1,0 +1,107 @@
+"""The contract of the record store: what is remembered about images, templates and sandboxes.
+
+Records are plain values. Times are UTC with microseconds. ``doc`` holds what
+only the owner of a record reads; the other fields are what records are found by.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Protocol
+
+DEFAULT_TAG = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class ImageRow:
+    """A read-only root; ``layers`` are the keys of all blobs it holds on to."""
+
+    id: str
+    reference: str
+    digest: str
+    created: datetime
+    layers: tuple[str, ...]
+    doc: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateRow:
+    """Named builds: ``names`` are unique across templates, ``tags`` map a tag to a build id."""
+
+    id: str
+    names: tuple[str, ...]
+    tags: dict[str, str]
+    created: datetime
+    public: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BuildRow:
+    """One build of a template: for now always an image. ``id`` is a UUID."""
+
+    id: str
+    template_id: str
+    image_id: str
+    created: datetime
+    doc: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxRow:
+    """A sandbox as it must be found again: ``slot`` is None when it holds none."""
+
+    id: str
+    state: str
+    template_id: str
+    build_id: str
+    image_id: str
+    slot: int | None
+    started_at: datetime
+    end_at: datetime
+    metadata: dict[str, str]
+    doc: dict[str, Any]
+
+
+class Records(Protocol):
+    """Every call is one transaction, durable when it returns. Raises InfraError when the store fails."""
+
+    async def close(self) -> None: ...
+
+    async def put_image(self, row: ImageRow) -> None:
+        """Insert or replace. A reference names one image at a time: the newest."""
+        ...
+
+    async def image(self, key: str) -> ImageRow | None:
+        """By id or by reference."""
+        ...
+
+    async def images(self) -> list[ImageRow]: ...
+
+    async def drop_image(self, image_id: str) -> None:
+        """Raises Conflict (``image_in_use``) while a build or a sandbox refers to it."""
+        ...
+
+    async def layers_in_use(self) -> set[str]: ...
+
+    async def put_template(self, row: TemplateRow) -> None:
+        """Insert or replace. Raises Conflict (``name_taken``) if a name is another template's."""
+        ...
+
+    async def template(self, key: str) -> TemplateRow | None:
+        """By id or by name (without tag)."""
+        ...
+
+    async def templates(self) -> list[TemplateRow]: ...
+
+    async def drop_template(self, template_id: str) -> None:
+        """With its builds. Sandboxes made from it live on."""
+        ...
+
+    async def put_build(self, row: BuildRow) -> None: ...
+    async def build(self, build_id: str) -> BuildRow | None: ...
+
+    async def put_sandbox(self, row: SandboxRow) -> None: ...
+    async def sandbox(self, sandbox_id: str) -> SandboxRow | None: ...
+    async def sandboxes(self) -> list[SandboxRow]: ...
+    async def drop_sandbox(self, sandbox_id: str) -> None: ...

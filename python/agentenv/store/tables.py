@@ -1,0 +1,78 @@
+"""The SQL schema, one for every database. Its version is checked when a store is opened."""
+
+from __future__ import annotations
+
+from sqlalchemy import JSON, Column, ForeignKey, Integer, MetaData, String, Table
+
+SCHEMA_VERSION = 1
+
+metadata = MetaData()
+
+schema = Table("schema", metadata, Column("version", Integer, primary_key=True))
+
+images = Table(
+    "images",
+    metadata,
+    Column("id", String, primary_key=True),
+    Column("reference", String, nullable=False, index=True),
+    Column("digest", String, nullable=False),
+    Column("created", String, nullable=False),
+    Column("doc", JSON, nullable=False),
+)
+
+image_layers = Table(
+    "image_layers",
+    metadata,
+    Column("image_id", ForeignKey("images.id", ondelete="CASCADE"), primary_key=True),
+    Column("position", Integer, primary_key=True),
+    Column("key", String, nullable=False, index=True),
+)
+
+templates = Table(
+    "templates",
+    metadata,
+    Column("id", String, primary_key=True),
+    Column("created", String, nullable=False),
+    Column("public", Integer, nullable=False),
+)
+
+template_names = Table(
+    "template_names",
+    metadata,
+    Column("name", String, primary_key=True),
+    Column("template_id", ForeignKey("templates.id", ondelete="CASCADE"), nullable=False, index=True),
+    Column("position", Integer, nullable=False),
+)
+
+template_tags = Table(
+    "template_tags",
+    metadata,
+    Column("template_id", ForeignKey("templates.id", ondelete="CASCADE"), primary_key=True),
+    Column("tag", String, primary_key=True),
+    Column("build_id", String, nullable=False),
+)
+
+builds = Table(
+    "builds",
+    metadata,
+    Column("id", String, primary_key=True),
+    Column("template_id", ForeignKey("templates.id", ondelete="CASCADE"), nullable=False, index=True),
+    Column("image_id", ForeignKey("images.id"), nullable=False, index=True),
+    Column("created", String, nullable=False),
+    Column("doc", JSON, nullable=False),
+)
+
+sandboxes = Table(
+    "sandboxes",
+    metadata,
+    Column("id", String, primary_key=True),
+    Column("state", String, nullable=False, index=True),
+    Column("template_id", String, nullable=False),
+    Column("build_id", String, nullable=False),
+    Column("image_id", String, nullable=False, index=True),
+    Column("slot", Integer),
+    Column("started_at", String, nullable=False, index=True),
+    Column("end_at", String, nullable=False),
+    Column("metadata", JSON, nullable=False),
+    Column("doc", JSON, nullable=False),
+)

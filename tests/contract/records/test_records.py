@@ -1,0 +1,134 @@
+"""What every record store must do; run on each implementation."""
+
+import asyncio
+import os
+import sys
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from agentenv.errors import Conflict, InfraError
+from agentenv.store.records import BuildRow, ImageRow, SandboxRow, TemplateRow
+from agentenv.store.sql import SqlRecords
+
+NOW = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
+
+
+@pytest.fixture
+async def records(tmp_path: Path):
+    store = await SqlRecords.open_sqlite(tmp_path / "state.db")
+    yield store
+    await store.close()
+
+
+def image(name: str = "img", **more) -> ImageRow:
+    return replace(ImageRow(name, f"ref/{name}", "sha256:0", NOW, ("a", "b"), {"k": [1]}), **more)
+
+
+def sandbox(name: str = "sbx", **more) -> SandboxRow:
+    row = SandboxRow(name, "running", "tpl", "b", "img", 3, NOW, NOW, {"a": "ü"}, {"x": None})
+    return replace(row, **more)
+
+
+async def test_images_come_back_whole_by_id_and_newest_by_reference(records):
+    await records.put_image(image())
+    newer = image("img2", reference="ref/img", created=NOW + timedelta(microseconds=1))
+    await records.put_image(newer)
+    assert await records.image("img") == image()
+    assert await records.image("ref/img") == newer
+    assert await records.image("nothing") is None
+    assert [row.id for row in await records.images()] == ["img2", "img"]
+
+
+async def test_replacing_an_image_replaces_its_layers(records):
+    await records.put_image(image())
+    await records.put_image(image(layers=("c",)))
+    assert (await records.image("img")).layers == ("c",)
+    assert await records.layers_in_use() == {"c"}
+
+
+async def test_an_image_in_use_is_not_dropped(records):
+    await records.put_image(image())
+    await records.put_template(TemplateRow("tpl", ("base",), {"default": "b"}, NOW))
+    await records.put_build(BuildRow("b", "tpl", "img", NOW))
+    await records.put_sandbox(sandbox())
+    for hold in (records.drop_template("tpl"), records.put_sandbox(sandbox(state="ended"))):
+        with pytest.raises(Conflict) as caught:
+            await records.drop_image("img")
+        assert caught.value.code == "image_in_use"
+        await hold
+    await records.drop_image("img")
+    assert await records.image("img") is None and await records.layers_in_use() == set()
+
+
+async def test_templates_have_unique_names_and_tags(records):
+    row = TemplateRow("tpl", ("base", "alias"), {"default": "b1", "v1": "b2"}, NOW)
+    await records.put_template(row)
+    assert await records.template("alias") == await records.template("tpl") == row
+    with pytest.raises(Conflict) as caught:
+        await records.put_template(TemplateRow("other", ("alias",), {}, NOW))
+    assert caught.value.code == "name_taken"
+    assert await records.template("other") is None
+    renamed = replace(row, names=("base",), tags={"default": "b3"})
+    await records.put_template(renamed)
+    assert await records.template("alias") is None and await records.templates() == [renamed]
+
+
+async def test_dropping_a_template_drops_its_builds(records):
+    await records.put_image(image())
+    await records.put_template(TemplateRow("tpl", ("base",), {"default": "b"}, NOW))
+    build = BuildRow("b", "tpl", "img", NOW, {"n": 1})
+    await records.put_build(build)
+    assert await records.build("b") == build
+    await records.drop_template("tpl")
+    assert await records.build("b") is None and await records.template("base") is None
+
+
+async def test_sandboxes_keep_microseconds_and_order(records):
+    later = sandbox("sbx2", started_at=NOW + timedelta(microseconds=1), slot=None)
+    await records.put_sandbox(sandbox())
+    await records.put_sandbox(later)
+    assert await records.sandboxes() == [later, sandbox()]
+    await records.put_sandbox(sandbox(state="killing"))
+    assert (await records.sandbox("sbx")).state == "killing"
+    await records.drop_sandbox("sbx")
+    await records.drop_sandbox("sbx")
+    assert await records.sandbox("sbx") is None
+
+
+async def test_many_writers_do_not_collide(records, tmp_path):
+    other = await SqlRecords.open_sqlite(tmp_path / "state.db")
+    await asyncio.gather(
+        *(store.put_sandbox(sandbox(f"s{i}")) for i in range(20) for store in (records, other))
+    )
+    assert len(await records.sandboxes()) == 20
+    await other.close()
+
+
+async def test_a_foreign_format_is_refused(records, tmp_path):
+    async with records._transaction() as db:
+        await db.exec_driver_sql("UPDATE schema SET version = 99")
+    with pytest.raises(InfraError) as caught:
+        await SqlRecords.open_sqlite(tmp_path / "state.db")
+    assert caught.value.code == "state_format"
+
+
+async def test_what_was_acknowledged_survives_kill_9(tmp_path):
+    script = (
+        "import asyncio, os, sys; from pathlib import Path\n"
+        "from agentenv.store.sql import SqlRecords\n"
+        "sys.path.insert(0, sys.argv[2]); from test_records import sandbox\n"
+        "async def main():\n"
+        "    store = await SqlRecords.open_sqlite(Path(sys.argv[1]))\n"
+        "    await store.put_sandbox(sandbox()); os.kill(os.getpid(), 9)\n"
+        "asyncio.run(main())"
+    )
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", script, str(tmp_path / "state.db"), os.path.dirname(__file__)
+    )
+    assert await child.wait() == -9
+    store = await SqlRecords.open_sqlite(tmp_path / "state.db")
+    assert await store.sandbox("sbx") == sandbox()
+    await store.close()
