@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -73,7 +73,7 @@ class Undo:
 
 
 @asynccontextmanager
-async def undo_on_failure() -> AsyncIterator[Undo]:
+async def undo_on_failure() -> AsyncGenerator[Undo]:
     """Yield an ``Undo`` that runs if the block raises or is cancelled."""
     undo = Undo()
     try:
@@ -90,7 +90,7 @@ class KeyedLocks:
         self._locks: dict[str, tuple[asyncio.Lock, int]] = {}
 
     @asynccontextmanager
-    async def hold(self, key: str) -> AsyncIterator[None]:
+    async def hold(self, key: str) -> AsyncGenerator[None]:
         lock, users = self._locks.get(key, (asyncio.Lock(), 0))
         self._locks[key] = (lock, users + 1)
         try:

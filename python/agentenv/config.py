@@ -38,9 +38,13 @@ class Config:
     disk_mib: int = _key(8192, "MiB", "thin: only written blocks take space on the host")
     sandbox_timeout: int = _key(300, "seconds", "what E2B's SDK sends when the user sets nothing")
     boot_deadline: float = _key(120.0, "seconds", "a boot takes 3-6 s emulated, more when crowded")
-    request_wait: float = _key(10.0, "seconds", "how long the data plane waits for a restarting API")
+    request_wait: float = _key(
+        10.0, "seconds", "how long the data plane waits for a restarting API"
+    )
     slots_ahead: int = _key(2, "slots", "network slots prepared before they are asked for")
-    inner_network: str = _key("10.233.0.0/30", "CIDR", "the same in each sandbox, so snapshots move")
+    inner_network: str = _key(
+        "10.233.0.0/30", "CIDR", "the same in each sandbox, so snapshots move"
+    )
     uplink_network: str = _key("10.234.0.0/16", "CIDR", "one /31 per slot: 32768 sandboxes a node")
     uid_base: int = _key(900_000, "uid", "slot n runs as uid_base + n; must be unused on the host")
     dns: tuple[str, ...] = _key((), "addresses", "empty: the host's /etc/resolv.conf")
@@ -56,7 +60,7 @@ class Config:
 
     @property
     def runtime_dir(self) -> Path:
-        """Sockets and namespaces: short (a unix socket's path has 107 bytes), gone after a reboot."""
+        """Sockets, namespaces: short (a unix socket path has 107 bytes), gone after a reboot."""
         return Path("/run/agentenv") / self.tag
 
     @property
@@ -104,9 +108,9 @@ def _coerce(name: str, value: Any) -> Any:
     default: Any = getattr(Config(), name)
     try:
         if isinstance(default, tuple):
-            parts = cast("list[Any]", value.split(",") if isinstance(value, str) else list(value))
+            parts = cast("list[Any]", value.split(",") if isinstance(value, str) else value)
             return tuple(str(part).strip() for part in parts if str(part).strip())
-        return type(default)(value)
+        return cast("type[Any]", type(default))(value)
     except (TypeError, ValueError) as error:
         kind = cast(type, type(default)).__name__
         raise _invalid(name, f"is {value!r}", f"it takes a {kind}") from error

@@ -1,1 +1,4 @@
-"""takes nothing from the left, gives Linux (processes, namespaces, mounts, cgroups, files) to all; knows no product noun."""
+"""takes nothing from the left, gives Linux to all: processes, namespaces, mounts, cgroups, files.
+
+It knows no product noun.
+"""

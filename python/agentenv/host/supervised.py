@@ -30,13 +30,11 @@ class SupervisedLauncher:
             return
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         log = self._path.with_name(self._path.name + ".log")
+        script = 'exec "$0" -m agentenv.host.supervisor "$1" >>"$2" 2>&1'
         # setsid --fork: the supervisor must be no child of ours and in no session of ours.
         await run(
-            (
-                "setsid", "--fork", "sh", "-c", 'exec "$0" -m agentenv.host.supervisor "$1" >>"$2" 2>&1',
-                sys.executable, str(self._path), str(log),
-            )
-        )  # fmt: skip
+            ("setsid", "--fork", "sh", "-c", script, sys.executable, str(self._path), str(log))
+        )
         try:
             async with asyncio.timeout(START_DEADLINE):
                 while not await self._answers():

@@ -105,7 +105,7 @@ class Supervisor:
             raise Conflict(f"process {spec.name} runs already", state="running", pid=known.pid)
         try:
             with spec.log.open("ab", buffering=0) as log:
-                child = subprocess.Popen(  # noqa: PLW1509  (single-threaded: preexec_fn is safe here)
+                child = subprocess.Popen(
                     spec.argv,
                     stdin=subprocess.DEVNULL,
                     stdout=log,
@@ -114,7 +114,7 @@ class Supervisor:
                     cwd=spec.cwd,
                     pass_fds=tuple(range(3, 3 + len(fds))),
                     start_new_session=True,
-                    preexec_fn=enter(spec, fds),
+                    preexec_fn=enter(spec, fds),  # noqa: PLW1509  (no threads here)
                 )
         except (OSError, subprocess.SubprocessError) as error:
             raise InfraError(
@@ -221,8 +221,8 @@ def _pidfd(pid: int):
 async def answer(supervisor: Supervisor, request: dict[str, Any], fds: list[int]) -> Any:
     """One request to its result, as plain JSON values."""
     match request:
-        case {"op": "launch", "spec": dict(raw)}:
-            return asdict(supervisor.launch(spec_from_json(raw), fds))
+        case {"op": "launch"}:
+            return asdict(supervisor.launch(spec_from_json(request["spec"]), fds))
         case {"op": "status", "name": str(name)}:
             status = supervisor.status(name)
             return asdict(status) if status else None
@@ -248,15 +248,14 @@ def spec_to_json(spec: ProcessSpec) -> dict[str, Any]:
 
 
 def spec_from_json(raw: dict[str, Any]) -> ProcessSpec:
-    return ProcessSpec(
-        **{
-            **raw,
-            "argv": tuple(raw["argv"]),
-            "log": Path(raw["log"]),
-            "netns": Path(raw["netns"]) if raw["netns"] else None,
-            "cgroups": tuple(Path(item) for item in raw["cgroups"]),
-        }
-    )
+    values: dict[str, Any] = {
+        **raw,
+        "argv": tuple(raw["argv"]),
+        "log": Path(raw["log"]),
+        "netns": Path(raw["netns"]) if raw["netns"] else None,
+        "cgroups": tuple(Path(item) for item in raw["cgroups"]),
+    }
+    return ProcessSpec(**values)
 
 
 async def serve_one(supervisor: Supervisor, connection: socket.socket) -> None:
@@ -328,7 +327,9 @@ async def main(path: Path) -> None:
 def run() -> None:
     path = Path(sys.argv[1])
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    lock = os.open(path.with_name(path.name + ".lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    lock = os.open(
+        path.with_name(path.name + ".lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600
+    )
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,1 +1,1 @@
-"""takes a root, an engine and a slot from the left and below, gives one life of a sandbox to `node`."""
+"""takes a root, an engine and a slot from the left and below, gives one life to `node`."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import datetime
 from typing import Any
 
-from agentenv.engine.contract import ExitCause, ExitKind
+from pydantic import TypeAdapter
+
+from agentenv.engine.contract import ExitCause
 from agentenv.model import Resources
 from agentenv.sandbox.state import State
 from agentenv.store.records import SandboxRow
@@ -50,39 +52,16 @@ class SandboxInfo:
         return replace(self, **changes)
 
 
-_OWN_COLUMNS = {
-    "id", "state", "template_id", "build_id", "image_id", "slot", "started_at", "end_at", "metadata",
-}  # fmt: skip
+_INFO = TypeAdapter(SandboxInfo)
+_OWN_COLUMNS = [item.name for item in fields(SandboxRow) if item.name != "doc"]
 
 
 def to_row(info: SandboxInfo) -> SandboxRow:
-    values = asdict(info)
-    doc = {name: value for name, value in values.items() if name not in _OWN_COLUMNS}
-    columns = {name: value for name, value in values.items() if name in _OWN_COLUMNS}
-    return SandboxRow(**{**columns, "state": str(info.state)}, doc=doc)
+    values = {**asdict(info), "state": str(info.state)}
+    columns: dict[str, Any] = {name: values.pop(name) for name in _OWN_COLUMNS}
+    return SandboxRow(**columns, doc=values)
 
 
 def from_row(row: SandboxRow) -> SandboxInfo:
-    doc = dict(row.doc)
-    guest, cause = doc.pop("guest"), doc.pop("cause")
-    return SandboxInfo(
-        id=row.id,
-        state=State(row.state),
-        template_id=row.template_id,
-        build_id=row.build_id,
-        image_id=row.image_id,
-        slot=row.slot,
-        started_at=row.started_at,
-        end_at=row.end_at,
-        metadata=row.metadata,
-        resources=Resources(**doc.pop("resources")),
-        guest=Guest(**{**guest, "volumes": tuple(guest["volumes"])}),
-        cause=cause and _cause(cause),
-        **doc,
-    )
-
-
-def _cause(raw: dict[str, Any]) -> ExitCause:
-    return ExitCause(
-        ExitKind(raw["kind"]), raw["reason"], raw["status"], tuple(raw["console"])
-    )
+    columns = {name: getattr(row, name) for name in _OWN_COLUMNS}
+    return _INFO.validate_python({**row.doc, **columns})

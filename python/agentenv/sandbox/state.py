@@ -38,7 +38,7 @@ MOVES: dict[tuple[State, Request], State] = {
 
 
 def move(sandbox_id: str, state: State, request: Request) -> State:
-    """The state after ``request``. Raises Conflict naming the state, the request and what is allowed."""
+    """The state after ``request``. Raises Conflict naming state, request and what is allowed."""
     try:
         return MOVES[state, request]
     except KeyError:

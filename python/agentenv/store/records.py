@@ -64,7 +64,7 @@ class SandboxRow:
 
 
 class Records(Protocol):
-    """Every call is one transaction, durable when it returns. Raises InfraError when the store fails."""
+    """Every call is one transaction, durable when it returns. InfraError: the store failed."""
 
     async def close(self) -> None: ...
 

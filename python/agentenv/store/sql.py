@@ -6,7 +6,7 @@ and the CLI may read and write the same file while the server runs.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -56,7 +56,7 @@ class SqlRecords:
                 await db.execute(insert(t.schema).values(version=t.SCHEMA_VERSION))
             elif version != t.SCHEMA_VERSION:
                 raise InfraError(
-                    f"the state database has format {version}, this version reads {t.SCHEMA_VERSION}",
+                    f"the state database has format {version}, not {t.SCHEMA_VERSION}",
                     fix="use the AgentENV version that wrote it, or another --home",
                     code="state_format",
                 )
@@ -65,7 +65,7 @@ class SqlRecords:
         await self._engine.dispose()
 
     @asynccontextmanager
-    async def _transaction(self) -> AsyncIterator[AsyncConnection]:
+    async def _transaction(self) -> AsyncGenerator[AsyncConnection]:
         try:
             async with self._engine.begin() as db:
                 yield db
@@ -221,7 +221,7 @@ class SqlRecords:
     async def build(self, build_id: str) -> BuildRow | None:
         async with self._transaction() as db:
             r = (await db.execute(select(t.builds).where(t.builds.c.id == build_id))).first()
-            return r and BuildRow(r.id, r.template_id, r.image_id, _time(r.created), r.doc)
+            return BuildRow(r.id, r.template_id, r.image_id, _time(r.created), r.doc) if r else None
 
     # Sandboxes
 
@@ -246,7 +246,7 @@ class SqlRecords:
         async with self._transaction() as db:
             query = select(t.sandboxes).where(t.sandboxes.c.id == sandbox_id)
             r = (await db.execute(query)).first()
-            return r and _sandbox(r)
+            return _sandbox(r) if r else None
 
     async def sandboxes(self) -> list[SandboxRow]:
         async with self._transaction() as db:

@@ -23,7 +23,7 @@ images = Table(
 image_layers = Table(
     "image_layers",
     metadata,
-    Column("image_id", ForeignKey("images.id", ondelete="CASCADE"), primary_key=True),
+    Column("image_id", String, ForeignKey("images.id", ondelete="CASCADE"), primary_key=True),
     Column("position", Integer, primary_key=True),
     Column("key", String, nullable=False, index=True),
 )
@@ -40,14 +40,20 @@ template_names = Table(
     "template_names",
     metadata,
     Column("name", String, primary_key=True),
-    Column("template_id", ForeignKey("templates.id", ondelete="CASCADE"), nullable=False, index=True),
+    Column(
+        "template_id",
+        String,
+        ForeignKey("templates.id", ondelete="CASCADE"),
+        nullable=False,
+        index=True,
+    ),
     Column("position", Integer, nullable=False),
 )
 
 template_tags = Table(
     "template_tags",
     metadata,
-    Column("template_id", ForeignKey("templates.id", ondelete="CASCADE"), primary_key=True),
+    Column("template_id", String, ForeignKey("templates.id", ondelete="CASCADE"), primary_key=True),
     Column("tag", String, primary_key=True),
     Column("build_id", String, nullable=False),
 )
@@ -56,8 +62,14 @@ builds = Table(
     "builds",
     metadata,
     Column("id", String, primary_key=True),
-    Column("template_id", ForeignKey("templates.id", ondelete="CASCADE"), nullable=False, index=True),
-    Column("image_id", ForeignKey("images.id"), nullable=False, index=True),
+    Column(
+        "template_id",
+        String,
+        ForeignKey("templates.id", ondelete="CASCADE"),
+        nullable=False,
+        index=True,
+    ),
+    Column("image_id", String, ForeignKey("images.id"), nullable=False, index=True),
     Column("created", String, nullable=False),
     Column("doc", JSON, nullable=False),
 )

@@ -114,7 +114,9 @@ async def test_children_survive_a_killed_supervisor_and_are_adopted(launcher, tm
 
 async def test_two_supervisors_do_not_fight_for_one_socket(launcher, tmp_path):
     first = supervisor_pid(tmp_path)
-    await asyncio.gather(*(SupervisedLauncher(tmp_path / "run" / "sup.sock").ensure() for _ in range(3)))
+    await asyncio.gather(
+        *(SupervisedLauncher(tmp_path / "run" / "sup.sock").ensure() for _ in range(3))
+    )
     assert supervisor_pid(tmp_path) == first
 
 

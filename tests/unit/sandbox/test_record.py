@@ -21,5 +21,10 @@ def info(**more) -> SandboxInfo:
 def test_a_record_comes_back_from_its_row_through_json():
     for given in (info(), info(cause=ExitCause(ExitKind.PANIC, "why", 1, ("line",)), alias="x")):
         row = to_row(given)
-        stored = SandboxRow(**{**{n: getattr(row, n) for n in row.__slots__}, "doc": json.loads(json.dumps(row.doc))})
+        stored = SandboxRow(
+            **{
+                **{n: getattr(row, n) for n in row.__slots__},
+                "doc": json.loads(json.dumps(row.doc)),
+            }
+        )
         assert from_row(stored) == given

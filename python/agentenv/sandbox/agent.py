@@ -1,0 +1,101 @@
+"""The host's side of the handshake with the guest agent, over the engine's control channel."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import os
+import time
+import uuid
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from agentenv.concurrency import Tasks
+from agentenv.engine.contract import Attachment, ControlChannel, Machine
+from agentenv.errors import GuestError
+from agentenv.sandbox.record import SandboxInfo
+
+ENTROPY_BYTES = 64  # a kernel generator is seeded by 32; twice that costs nothing
+INIT_DEADLINE = 30.0  # seconds; it takes 20-200 ms even emulated
+
+
+@dataclass(frozen=True, slots=True)
+class Greeting:
+    """What the agent reported of itself and of its start."""
+
+    version: str
+    clock_error_ns: int
+    entropy_reseeded: bool
+    default_user: str
+    home: str
+
+
+def init_arguments(info: SandboxInfo, network: Attachment | None, now_ns: int) -> dict[str, Any]:
+    """The arguments of the agent's ``init``; fresh entropy and machine id at every call."""
+    return {
+        "generation": info.generation,
+        "sandbox_id": info.id,
+        "hostname": info.id,
+        "time_ns": now_ns,
+        "entropy": base64.b64encode(os.urandom(ENTROPY_BYTES)).decode(),
+        "machine_id": uuid.uuid4().hex,
+        "access_token": info.access_token,
+        "env": {**info.guest.env, "E2B_SANDBOX": "true", "E2B_SANDBOX_ID": info.id},
+        "default_user": info.guest.user,
+        "default_workdir": info.guest.workdir,
+        "network": network and _network(network),
+        "volumes": list(info.guest.volumes),
+    }
+
+
+def _network(network: Attachment) -> dict[str, Any]:
+    values = asdict(network)
+    return {key: values[key] for key in ("address", "gateway", "dns", "mtu")}
+
+
+async def first_hello(machine: Machine, control: ControlChannel, deadline: float) -> dict[str, Any]:
+    """Wait until the agent answers.
+
+    Raises GuestError (``guest_boot_failed``) with the machine's cause if it ends
+    before, (``guest_boot_timeout``) with the last console lines after ``deadline`` seconds.
+    """
+    tasks = Tasks()
+    hello = tasks.start(control.call("hello", timeout=deadline), "hello")
+    ended = tasks.start(machine.wait(), "machine end before hello")
+    try:
+        await asyncio.wait((hello, ended), return_when=asyncio.FIRST_COMPLETED)
+        if hello.done() and hello.exception() is None:
+            return hello.result()
+        if ended.done():
+            cause = ended.result()
+            raise GuestError(
+                "the guest ended before its agent answered",
+                why=cause.reason,
+                code="guest_boot_failed",
+                console=list(cause.console),
+            )
+        raise GuestError(
+            f"the guest's agent did not answer within {deadline:g} s of its start",
+            why="last console line: " + (machine.console_tail(1) or ("none",))[-1],
+            fix="see `aenv logs`; a crowded machine may need a larger boot_deadline",
+            code="guest_boot_timeout",
+            console=list(machine.console_tail()),
+        )
+    finally:
+        await tasks.close()
+
+
+async def introduce(
+    control: ControlChannel, info: SandboxInfo, network: Attachment | None
+) -> Greeting:
+    """Give a booted agent its identity, clock, entropy and network."""
+    hello = await control.call("hello", timeout=INIT_DEADLINE)
+    arguments = init_arguments(info, network, time.time_ns())
+    done = await control.call("init", arguments, timeout=INIT_DEADLINE)
+    return Greeting(
+        hello["version"],
+        done["clock_error_ns"],
+        done["entropy_reseeded"],
+        done["default_user"],
+        done["home"],
+    )

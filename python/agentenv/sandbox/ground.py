@@ -1,0 +1,57 @@
+"""What a sandbox stands on: the node's resources as a contract."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from agentenv.engine.contract import Attachment, Engine, FlatSource
+from agentenv.sandbox.record import SandboxInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A network slot taken by a sandbox: where it plugs in and whom it runs as."""
+
+    index: int
+    attachment: Attachment
+    uid: int
+    gid: int
+
+
+class Ground(Protocol):
+    """Every method may be repeated: "already so" is success."""
+
+    @property
+    def engine(self) -> Engine: ...
+
+    async def save(self, info: SandboxInfo) -> None:
+        """Make the record durable."""
+        ...
+
+    async def take_slot(self) -> Place: ...
+    async def give_slot(self, index: int) -> None: ...
+
+    def place(self, index: int) -> Place:
+        """The place of a slot that is taken."""
+        ...
+
+    async def root(self, image_id: str) -> FlatSource: ...
+    async def make_disk(self, path: Path, size_mib: int, uid: int) -> None: ...
+
+    def files(self, sandbox_id: str) -> Path:
+        """The sandbox's folder in the home: its disk."""
+        ...
+
+    def run_dir(self, sandbox_id: str) -> Path:
+        """The sandbox's runtime folder: sockets, console."""
+        ...
+
+    async def publish(self, info: SandboxInfo, place: Place) -> None:
+        """Let traffic reach the sandbox and answer its name look-ups."""
+        ...
+
+    async def withdraw(self, info: SandboxInfo) -> None:
+        """Cut traffic, open streams too."""
+        ...
