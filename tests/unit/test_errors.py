@@ -4,7 +4,8 @@ from agentenv import errors
 
 
 def test_codes_and_exit_codes_tell_the_kinds_apart():
-    kinds = [c for _, c in inspect.getmembers(errors, inspect.isclass)]
+    classes = inspect.getmembers(errors, inspect.isclass)
+    kinds = [c for _, c in classes if issubclass(c, errors.AgentEnvError)]
     assert len({kind.code for kind in kinds}) == len(kinds)
     acting = (errors.UserError, errors.ImageError, errors.GuestError, errors.InfraError)
     assert len({kind.exit_code for kind in acting}) == 4
