@@ -1,0 +1,62 @@
+# What differs between distributions, in one table. Sourced.
+# shellcheck shell=bash
+# shellcheck disable=SC2034
+
+# Packages that every supported release has under the same name, and why each.
+BASE_PACKAGES=(
+    python3 python3-venv                # the virtual environment, and the set-up's own scripts
+    gcc libc6-dev pkg-config            # linker and libc of the Rust build (libc.a: static agent)
+    git ca-certificates                 # the clone; trust in package registries
+    xz-utils zstd kmod                  # unpack the guest kernel's modules, order them
+    mmdebstrap debian-archive-keyring   # images from Debian packages, verified
+    e2fsprogs util-linux fuse3          # writable disks, mounts
+    nftables iproute2 procps            # network of a sandbox, facts about the host
+    docker-registry umoci busybox-static # tests: a registry on loopback, reference unpacker
+    skopeo                              # tests: images in every transport
+)
+QEMU_PACKAGES=(qemu-system-x86 qemu-utils)
+
+# Set for each release:
+#   CODENAME       the suite that the machine runs
+#   BACKPORTS      suite that QEMU (and what it needs) is installed from, or empty: the own one
+#   BACKPORTED     what may come from it, as apt pin names
+#   KERNEL_SUITES, KERNEL_META   where the guest kernel is downloaded from (>= 6.4 for flat EROFS)
+#   EROFS_SUITE    a release with erofs-utils >= 1.8
+#   RUST_PACKAGES  rustc >= 1.85 with cargo, rustfmt and clippy, for machines without a toolchain
+choose_distribution() {
+    local id version
+    [ "$(uname -m)" = x86_64 ] || fail "the machine is $(uname -m)" \
+        "AgentENV's guest kernel and engines are set up for x86_64 only so far"
+    id=$(. /etc/os-release && echo "${ID:-unknown}")
+    version=$(. /etc/os-release && echo "${VERSION_ID:-}")
+    BACKPORTS='' BACKPORTED=''
+    case "$id:$version" in
+    debian:12)
+        CODENAME=bookworm
+        BACKPORTS=bookworm-backports
+        BACKPORTED='src:qemu src:seabios src:ipxe src:edk2'
+        KERNEL_SUITES=bookworm-backports KERNEL_META=linux-image-cloud-amd64
+        EROFS_SUITE=trixie
+        # The browsers' toolchain: bookworm's rustc is 1.63, rustc-web follows upstream.
+        RUST_PACKAGES='rustc-web cargo-web rustfmt-web rust-web-clippy'
+        ;;
+    debian:13)
+        CODENAME=trixie
+        KERNEL_SUITES=trixie KERNEL_META=linux-image-cloud-amd64
+        EROFS_SUITE=trixie
+        RUST_PACKAGES='rustc cargo rustfmt rust-clippy'
+        ;;
+    ubuntu:24.04)
+        CODENAME=noble
+        KERNEL_SUITES='noble noble-updates' KERNEL_META=linux-image-virtual-hwe-24.04
+        # noble has 1.7, whose merged images are not usable; the next LTS has a current one.
+        EROFS_SUITE=resolute
+        RUST_PACKAGES='rustc-1.85 cargo-1.85'
+        BASE_PACKAGES+=(ubuntu-keyring)
+        ;;
+    *)
+        fail "$id ${version:-(no version)} is not known to this set-up" \
+            "use Debian 12, Debian 13 or Ubuntu 24.04, or add a row to tools/setup/distribution.sh"
+        ;;
+    esac
+}

@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# Renew the locks from pyproject.toml: exact versions and hashes, no index, so that each machine
+# asks the registry that it is configured for. Run by hand when a dependency changes.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+export UV_CUSTOM_COMPILE_COMMAND="tools/setup/lock.sh"
+uv=${UV:-uv}
+
+lock() { # lock OUTPUT INPUT [OPTION...]
+    local output=$1
+    shift
+    "$uv" pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+        --no-emit-index-url --no-annotate --output-file "$output" "$@"
+}
+
+lock requirements.lock pyproject.toml --extra server --extra dev
+# The two official SDKs that tests/compat runs, each alone in its environment.
+echo "e2b==2.63.0" | lock tools/setup/locks/e2b-current.txt -
+echo "e2b==2.45.1" | lock tools/setup/locks/e2b-2.45.txt -

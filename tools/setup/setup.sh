@@ -1,0 +1,51 @@
+#!/usr/bin/env bash
+# make setup: bring everything that AgentENV needs onto this machine. Idempotent: each step first
+# looks whether its result is there and current, and says nothing if so.
+#
+#   AENV_TOOLS=DIR       where guest kernel and erofs-utils go (default /opt/agentenv)
+#   AENV_SETUP_LOG=FILE  the full log (default .cache/setup.log)
+#
+# Words on the command line name single steps.
+set -Eeuo pipefail
+export LC_ALL=C
+
+here=$(dirname "${BASH_SOURCE[0]}")
+for part in ground distribution packages archive kernel erofs rust python docker; do
+    # shellcheck source=/dev/null
+    . "$here/$part.sh"
+done
+
+# A step that was cut short leaves a folder with a number, never a half-made result.
+clean_up() {
+    unguard_services
+    rm -rf "$TOOLS"/{kernel,erofs}.new.*
+}
+
+# ensure NAME: run NAME_step unless NAME_ready.
+ensure() {
+    "$1_ready" || step "$1" "$1_step"
+}
+
+STEPS=(packages kernel erofs rust python extension sdks binaries)
+
+main() {
+    exec 9>"$CACHE/setup.lock"
+    flock -n 9 || { say "setup: waiting for another set-up of this clone" && flock 9; }
+    : >"$LOG"
+    trap on_error ERR
+    trap clean_up EXIT
+    choose_distribution
+    local name
+    for name in "${@:-${STEPS[@]}}"; do ensure "$name"; done
+    write_make_variables
+    report_docker
+    say "setup: ready ($SECONDS s), guest kernel $(cat "$KERNEL/version"), erofs-utils $(cat "$EROFS/version")"
+}
+
+# The Makefile's other targets find the toolchain that was chosen here.
+write_make_variables() {
+    printf 'export PATH := %s:$(PATH)\n' "$CARGO_FOLDER" >"$CACHE/setup.mk.new"
+    cmp -s "$CACHE/setup.mk.new" "$CACHE/setup.mk" || mv "$CACHE/setup.mk.new" "$CACHE/setup.mk"
+}
+
+main "$@"
