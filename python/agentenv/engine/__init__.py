@@ -1,1 +1,1 @@
-""""""
+"""takes paths, descriptors and sizes, gives running machines to `sandbox`; knows no image."""

@@ -119,6 +119,10 @@ class ProcessStatus:
 class Launcher(Protocol):
     """Starts, watches and signals long-lived processes; implemented by ``host.supervised``."""
 
+    async def ensure(self) -> None:
+        """Bring the launcher up if it is not. Raises InfraError if it does not come up."""
+        ...
+
     async def launch(self, spec: ProcessSpec, fds: Sequence[int] = ()) -> ProcessStatus:
         """Start; ``fds`` become 3, 4, … in the child. Raises Conflict if ``name`` runs already,
         InfraError if the program cannot be started."""

@@ -1,0 +1,158 @@
+"""From a machine's specification to QEMU's command line. Pure.
+
+The same devices in the same order in every machine, so that a saved device state fits any of
+them: root disk, writable disk, network, serial (control), entropy, balloon.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentenv.engine.contract import MachineSpec
+
+SECTOR = 512
+CONTROL_PORT = "agentenv.control"
+NET_FD = 3  # the tap's descriptor in QEMU
+TCG_CACHE_MIB = 128  # translated code; QEMU's own default (1 GiB) is no bound on a crowded node
+
+_VMDK = """\
+# Disk DescriptorFile
+version=1
+CID=fffffffe
+parentCID=ffffffff
+createType="twoGbMaxExtentFlat"
+
+{extents}
+
+ddb.adapterType = "ide"
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Guest:
+    """What every machine of this node boots: kernel, initrd, and how the CPU is provided."""
+
+    qemu: Path
+    kernel: Path
+    initrd: Path
+    accelerator: str  # kvm | tcg
+    tsc_khz: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunFiles:
+    """The engine's files below ``run_dir``."""
+
+    run_dir: Path
+
+    @property
+    def qmp(self) -> Path:
+        return self.run_dir / "qmp.sock"
+
+    @property
+    def control(self) -> Path:
+        return self.run_dir / "control.sock"
+
+    @property
+    def console(self) -> Path:
+        return self.run_dir / "console.log"
+
+    @property
+    def root(self) -> Path:
+        return self.run_dir / "root.vmdk"
+
+    @property
+    def log(self) -> Path:
+        return self.run_dir / "qemu.log"
+
+
+def vmdk(segments: tuple[tuple[Path, int], ...]) -> str:
+    """A descriptor that shows files (path, bytes) as one flat disk, without copying them.
+
+    Raises ValueError for a size that is no multiple of a sector, or a path with a quote.
+    """
+    lines: list[str] = []
+    for path, size in segments:
+        if size % SECTOR or '"' in str(path):
+            raise ValueError(f"{path} ({size} bytes) cannot be an extent")
+        lines.append(f'RW {size // SECTOR} FLAT "{path}" 0')
+    return _VMDK.format(extents="\n".join(lines))
+
+
+def kernel_line(guest: Guest, extra: tuple[str, ...]) -> str:
+    """Arguments of the guest's kernel.
+
+    The three about time: without them calibration against an emulated timer hangs under load
+    (DESIGN.md, measured). Mitigations cost time and protect nothing under TCG, where the guest
+    has no speculation of its own.
+    """
+    words = [
+        "console=ttyS0", "quiet", "loglevel=4", "panic=-1", "reboot=t", "i8042.noaux",
+        "no_timer_check", f"tsc_early_khz={guest.tsc_khz}", "tsc=reliable",
+        "random.trust_cpu=on", "cgroup_no_v1=all", "rootfstype=ramfs",
+    ]  # fmt: skip
+    if guest.accelerator == "tcg":
+        words.append("mitigations=off")
+    return " ".join((*words, *extra))
+
+
+def build(guest: Guest, spec: MachineSpec, files: RunFiles) -> tuple[str, ...]:
+    """The whole command line. The tap, if any, is descriptor ``NET_FD``."""
+    accel = "kvm" if guest.accelerator == "kvm" else f"tcg,thread=multi,tb-size={TCG_CACHE_MIB}"
+    argv = [
+        str(guest.qemu),
+        "-name", f"agentenv-{spec.sandbox_id}",
+        "-M", "microvm,rtc=on,isa-serial=on,acpi=on,suppress-vmdesc=on,mem-merge=off,"
+              "memory-backend=ram0",
+        "-accel", accel,
+        "-cpu", "host" if guest.accelerator == "kvm" else "max",
+        "-smp", str(spec.vcpus),
+        "-m", f"{spec.memory_mib}M",
+        # Memory in shmem: holes can be punched (balloon), and nothing is written back to a disk.
+        "-object", f"memory-backend-memfd,id=ram0,size={spec.memory_mib}M,share=on",
+        "-global", "migration.send-configuration=off",
+        "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
+        "-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny",
+        "-chardev", f"file,id=console,path={files.console},append=on",
+        "-serial", "chardev:console",
+        "-chardev", f"socket,id=qmp,path={files.qmp},server=on,wait=off",
+        "-mon", "chardev=qmp,mode=control",
+        *_disks(spec, files),
+        *_network(spec),
+        "-chardev", f"socket,id=control,path={files.control},server=on,wait=off",
+        "-device", "virtio-serial-device,id=serial0,max_ports=4",
+        "-device", f"virtserialport,bus=serial0.0,nr=1,chardev=control,name={CONTROL_PORT}",
+        "-object", "rng-random,id=entropy,filename=/dev/urandom",
+        "-device", "virtio-rng-device,rng=entropy",
+        "-device", "virtio-balloon-device,free-page-reporting=on,deflate-on-oom=on",
+        "-kernel", str(guest.kernel),
+        "-initrd", str(guest.initrd),
+        "-append", kernel_line(guest, spec.kernel_args),
+    ]  # fmt: skip
+    return tuple(argv)
+
+
+def _disks(spec: MachineSpec, files: RunFiles) -> tuple[str, ...]:
+    root = spec.root.segments
+    driver, path = ("raw", root[0]) if len(root) == 1 else ("vmdk", files.root)
+    return (
+        "-blockdev",
+        f"driver={driver},node-name=root,read-only=on,"
+        f"file.driver=file,file.filename={path},file.locking=off,file.read-only=on",
+        "-device", "virtio-blk-device,drive=root,serial=root",
+        "-blockdev",
+        f"driver=qcow2,node-name=disk,discard=unmap,file.driver=file,file.filename={spec.disk},"
+        "file.aio=threads,file.cache.direct=off,file.locking=off,file.discard=unmap",
+        "-device",
+        "virtio-blk-device,drive=disk,serial=disk,discard=on,rerror=stop,werror=stop",
+    )  # fmt: skip
+
+
+def _network(spec: MachineSpec) -> tuple[str, ...]:
+    if spec.network is None:
+        return ()
+    return (
+        "-netdev", f"tap,id=net0,fd={NET_FD}",
+        "-device", f"virtio-net-device,netdev=net0,mac={spec.network.mac}",
+    )  # fmt: skip

@@ -1,0 +1,62 @@
+"""Why a QEMU process ended: from what it left to a cause a person understands. Pure."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+
+from agentenv.engine.contract import ExitCause, ExitKind
+
+PANIC_MARK = "Kernel panic"
+GUEST_OOM_MARK = "Out of memory"
+INIT_FATAL_MARK = "agentenv-init: fatal"
+
+
+def decide(
+    *,
+    status: int | None,
+    asked: bool,
+    oom_kills: int,
+    console: Sequence[str],
+    engine_log: Sequence[str],
+) -> ExitCause:
+    """``status`` is None when nobody saw the end, negative for a signal; ``asked``: by us."""
+    kind, reason = _kind(status, asked, oom_kills, console, engine_log)
+    return ExitCause(kind, reason, status, tuple(console))
+
+
+def _kind(
+    status: int | None,
+    asked: bool,
+    oom_kills: int,
+    console: Sequence[str],
+    engine_log: Sequence[str],
+) -> tuple[ExitKind, str]:
+    if oom_kills and (status is None or status < 0) and not asked:
+        return ExitKind.OUT_OF_MEMORY, "it needed more memory than its limit on the host"
+    if (line := _find(console, PANIC_MARK)) is not None:
+        return ExitKind.PANIC, f"the guest's kernel panicked: {line}"
+    if (line := _find(console, INIT_FATAL_MARK)) is not None:
+        return ExitKind.FAILED, line
+    if asked:
+        return ExitKind.STOPPED, "stopped on request"
+    if status is None:
+        return ExitKind.UNKNOWN, "the machine ended while nobody watched"
+    if status < 0:
+        return ExitKind.KILLED, f"the engine was killed by {_signal_name(-status)}"
+    if status == 0:
+        return ExitKind.STOPPED, "the guest powered itself off"
+    last = engine_log[-1] if engine_log else f"exit status {status}"
+    return ExitKind.FAILED, f"QEMU failed: {last}"
+
+
+def _find(lines: Sequence[str], mark: str) -> str | None:
+    found = [line[line.index(mark) :] for line in lines if mark in line]
+    return found[-1].strip() if found else None
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,132 @@
+"""The QEMU engine: probes what accelerates here, boots machines, finds them again."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentenv import _core
+from agentenv.concurrency import undo_on_failure
+from agentenv.engine.contract import Capabilities, Machine, MachineSpec
+from agentenv.engine.qemu import argv, initrd, probe
+from agentenv.engine.qemu.argv import Guest, RunFiles
+from agentenv.engine.qemu.machine import QemuMachine, process_name
+from agentenv.errors import InfraError
+from agentenv.host.cgroup import Cgroups, GroupLimits
+from agentenv.host.process import Launcher, ProcessSpec, run
+
+OpenTap = Callable[[Path, str], int]
+TSC_SPAN = 20  # milliseconds of measuring
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """Where this node's guest parts are; ``work`` is ours to write (initrd, verdicts)."""
+
+    qemu: Path
+    kernel_folder: Path
+    agent: Path
+    work: Path
+
+
+class QemuEngine:
+    """Implements ``Engine``. ``open_tap(netns, name)`` gives a tap's descriptor."""
+
+    def __init__(
+        self, files: Files, launcher: Launcher, cgroups: Cgroups, open_tap: OpenTap
+    ) -> None:
+        self._files, self._launcher, self._cgroups = files, launcher, cgroups
+        self._open_tap = open_tap
+        self._guest: Guest | None = None
+        self._capabilities: Capabilities | None = None
+        self._preparing = asyncio.Lock()
+
+    async def capabilities(self) -> Capabilities:
+        await self.prepare()
+        assert self._capabilities is not None
+        return self._capabilities
+
+    async def prepare(self) -> Guest:
+        """Probe and build what every boot needs, once. Raises MissingTool, InfraError."""
+        async with self._preparing:
+            if self._guest is None:
+                self._guest, self._capabilities = await self._examine()
+            return self._guest
+
+    async def _examine(self) -> tuple[Guest, Capabilities]:
+        files = self._files
+        version = await _version(files.qemu)
+        files.work.mkdir(mode=0o755, parents=True, exist_ok=True)
+        make = functools.partial(initrd.ensure, files.work, files.agent, files.kernel_folder)
+        built = await asyncio.to_thread(make)
+        kernel = files.kernel_folder / "vmlinuz"
+        verdict = await probe.kvm(files.work, files.qemu, version, lambda: built, kernel)
+        accelerator = "kvm" if verdict.works else "tcg"
+        tsc = await asyncio.to_thread(_core.tsc_khz, TSC_SPAN)
+        guest = Guest(files.qemu, kernel, built, accelerator, tsc)
+        notes = (f"KVM: {verdict.reason}",)
+        cpus = 2 if verdict.works else 1
+        return guest, Capabilities("qemu", version, accelerator, cpus, notes)
+
+    async def boot(self, spec: MachineSpec) -> Machine:
+        guest = await self.prepare()
+        files = RunFiles(spec.run_dir)
+        async with undo_on_failure() as undo:
+            await asyncio.to_thread(_write_descriptor, spec, files)
+            undo.push("cgroup", lambda: self._cgroups.remove(spec.cgroup))
+            procs = await asyncio.to_thread(self._make_cgroup, spec)
+            fds = [await self._tap(spec)] if spec.network else []
+            try:
+                process = ProcessSpec(
+                    name=process_name(spec.sandbox_id),
+                    argv=argv.build(guest, spec, files),
+                    log=files.log,
+                    env={"PATH": "/usr/bin:/bin"},
+                    cwd=str(spec.run_dir),
+                    uid=spec.uid,
+                    gid=spec.gid,
+                    cgroups=procs,
+                )
+                status = await self._launcher.launch(process, fds)
+            finally:
+                for fd in fds:
+                    os.close(fd)
+            return QemuMachine(spec, status, self._launcher, self._cgroups)
+
+    async def adopt(self, spec: MachineSpec) -> Machine | None:
+        status = await self._launcher.status(process_name(spec.sandbox_id))
+        if status is None:
+            await self._cgroups.remove(spec.cgroup)
+            return None
+        return QemuMachine(spec, status, self._launcher, self._cgroups)
+
+    def _make_cgroup(self, spec: MachineSpec) -> tuple[Path, ...]:
+        limits = spec.limits
+        wanted = GroupLimits(limits.memory_bytes, limits.pids, limits.cpu_weight, limits.cpu_quota)
+        return self._cgroups.create(spec.cgroup, wanted)
+
+    async def _tap(self, spec: MachineSpec) -> int:
+        assert spec.network is not None
+        network = spec.network
+        try:
+            return await asyncio.to_thread(self._open_tap, network.netns, network.tap)
+        except OSError as error:
+            raise InfraError(
+                f"tap {network.tap} cannot be opened", why=str(error), code="network_failed"
+            ) from error
+
+
+def _write_descriptor(spec: MachineSpec, files: RunFiles) -> None:
+    if len(spec.root.segments) > 1:
+        sized = tuple((path, path.stat().st_size) for path in spec.root.segments)
+        files.root.write_text(argv.vmdk(sized))
+        files.root.chmod(0o444)
+
+
+async def _version(qemu: Path) -> str:
+    done = await run((str(qemu), "--version"), timeout=20)
+    return done.stdout.decode().split("version ", 1)[-1].split()[0]
