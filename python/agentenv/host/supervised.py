@@ -28,7 +28,7 @@ class SupervisedLauncher:
         """Start the supervisor if none answers. Raises InfraError if it does not come up."""
         if await self._answers():
             return
-        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._path.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
         log = self._path.with_name(self._path.name + ".log")
         script = 'exec "$0" -m agentenv.host.supervisor "$1" >>"$2" 2>&1'
         # setsid --fork: the supervisor must be no child of ours and in no session of ours.

@@ -326,7 +326,7 @@ async def main(path: Path) -> None:
 
 def run() -> None:
     path = Path(sys.argv[1])
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
     lock = os.open(
         path.with_name(path.name + ".lock"), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600
     )

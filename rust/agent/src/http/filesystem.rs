@@ -1,0 +1,73 @@
+//! filesystem.Filesystem over Connect.
+
+use std::sync::Arc;
+
+use hyper::body::Incoming;
+use hyper::Request;
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::connect::{self, Code, Fault};
+use super::{auth, Answer};
+use crate::fs::{operations, resolve};
+use crate::state::Agent;
+use crate::users::User;
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Message {
+    path: String,
+    depth: u32,
+    source: String,
+    destination: String,
+}
+
+pub async fn call(agent: Arc<Agent>, method: &str, request: Request<Incoming>) -> Answer {
+    match method {
+        "Stat" | "ListDir" | "MakeDir" | "Move" | "Remove" => {
+            connect::unary(perform(&agent, method, request).await)
+        }
+        "WatchDir" => connect::failed_stream(unimplemented(method)),
+        _ => connect::unary(Err(unimplemented(method))),
+    }
+}
+
+fn unimplemented(method: &str) -> Fault {
+    Fault::new(
+        Code::Unimplemented,
+        format!("{method} is not in this version of the agent"),
+    )
+}
+
+async fn perform(
+    agent: &Arc<Agent>,
+    method: &str,
+    request: Request<Incoming>,
+) -> Result<Value, Fault> {
+    let name = auth::user_name(&request);
+    let message: Message = connect::message(request).await?;
+    let user = agent
+        .user(name.as_deref())
+        .map_err(|message| Fault::new(Code::Unauthenticated, message))?;
+    let path = |given: &str| absolute(agent, &user, given);
+    let (path, source, destination) = (
+        path(&message.path)?,
+        path(&message.source)?,
+        path(&message.destination)?,
+    );
+    let (method, depth, user) = (method.to_owned(), message.depth, user.clone());
+    let work = move || match method.as_str() {
+        "Stat" => operations::stat(&path),
+        "ListDir" => operations::list(&path, depth),
+        "MakeDir" => operations::make_dir(&path, &user),
+        "Move" => operations::rename(&source, &destination, &user),
+        _ => operations::remove(&path),
+    };
+    tokio::task::spawn_blocking(work)
+        .await
+        .unwrap_or_else(|error| Err(Fault::new(Code::Internal, error.to_string())))
+}
+
+fn absolute(agent: &Agent, user: &User, given: &str) -> Result<String, Fault> {
+    resolve(agent, user, given).map_err(|message| Fault::new(Code::InvalidArgument, message))
+}

@@ -1,0 +1,216 @@
+//! The in-guest API: HTTP/1.1, plain routes and Connect RPCs (E2B.md §2).
+
+mod auth;
+pub mod connect;
+mod download;
+mod filesystem;
+mod input;
+mod processes;
+mod upload;
+
+use std::convert::Infallible;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http_body_util::combinators::BoxBody;
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper::header::CONTENT_TYPE;
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use serde_json::{json, Value};
+use tokio::net::TcpListener;
+
+use crate::control;
+use crate::state::Agent;
+
+pub type Body = BoxBody<Bytes, io::Error>;
+pub type Answer = Response<Body>;
+
+pub async fn serve(listen: SocketAddr, agent: Arc<Agent>) -> io::Result<()> {
+    let listener = TcpListener::bind(listen).await?;
+    println!("agentenv-agent: listening on {}", listener.local_addr()?);
+    loop {
+        let (connection, _) = match listener.accept().await {
+            Ok(accepted) => accepted,
+            // Out of descriptors or a connection gone already: neither ends the service.
+            Err(_) => {
+                tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+                continue;
+            }
+        };
+        let _ = connection.set_nodelay(true);
+        let agent = Arc::clone(&agent);
+        tokio::spawn(async move {
+            let service = service_fn(move |request| answer(Arc::clone(&agent), request));
+            let _ = hyper::server::conn::http1::Builder::new()
+                .half_close(true)
+                .serve_connection(TokioIo::new(connection), service)
+                .await;
+        });
+    }
+}
+
+async fn answer(agent: Arc<Agent>, request: Request<Incoming>) -> Result<Answer, Infallible> {
+    if agent.init().is_none() {
+        return Ok(error(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "the sandbox is not initialised yet",
+        ));
+    }
+    let path = request.uri().path().to_owned();
+    if path == "/health" {
+        return Ok(empty(StatusCode::NO_CONTENT));
+    }
+    if let Err(message) = auth::check(&agent, &request) {
+        return Ok(error(StatusCode::UNAUTHORIZED, &message));
+    }
+    Ok(match (request.method(), path.as_str()) {
+        (&Method::GET, "/files") => download::get(&agent, &request).await,
+        (&Method::POST, "/files") => upload::post(&agent, request).await,
+        (&Method::GET, "/metrics") => json_answer(StatusCode::OK, &metrics().await),
+        (&Method::GET, "/envs") => {
+            let env = agent
+                .init()
+                .map(|init| init.env.clone())
+                .unwrap_or_default();
+            json_answer(StatusCode::OK, &json!(env))
+        }
+        (&Method::POST, path) => match path.rsplit_once('/') {
+            Some(("/process.Process", method)) => {
+                let method = method.to_owned();
+                processes::call(agent, &method, request).await
+            }
+            Some(("/filesystem.Filesystem", method)) => {
+                let method = method.to_owned();
+                filesystem::call(agent, &method, request).await
+            }
+            _ => error(
+                StatusCode::NOT_FOUND,
+                &format!("no such route: POST {path}"),
+            ),
+        },
+        (method, path) => error(
+            StatusCode::NOT_FOUND,
+            &format!("no such route: {method} {path}"),
+        ),
+    })
+}
+
+/// `GET /metrics` (E2B.md §2.3); the CPU share is over a short span, for want of a history.
+async fn metrics() -> Value {
+    let before = control::stats();
+    tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    let now = control::stats();
+    let delta =
+        |name: &str| now[name].as_f64().unwrap_or(0.0) - before[name].as_f64().unwrap_or(0.0);
+    let total = delta("cpu_total_s");
+    let used = if total > 0.0 {
+        delta("cpu_busy_s") / total * 100.0
+    } else {
+        0.0
+    };
+    let seconds = std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .map_or(0, |time| time.as_secs());
+    let mib = |name: &str| now[name].as_u64().unwrap_or(0) >> 20;
+    json!({
+        "ts": seconds,
+        "cpu_count": now["cpu_count"],
+        "cpu_used_pct": (used * 100.0).round() / 100.0,
+        "mem_total": now["mem_total"],
+        "mem_used": now["mem_used"],
+        "mem_cache": now["mem_cache"],
+        "mem_total_mib": mib("mem_total"),
+        "mem_used_mib": mib("mem_used"),
+        "disk_used": now["disk_used"],
+        "disk_total": now["disk_total"],
+    })
+}
+
+pub fn full(data: impl Into<Bytes>) -> Body {
+    Full::new(data.into())
+        .map_err(|never: Infallible| match never {})
+        .boxed()
+}
+
+pub fn empty(status: StatusCode) -> Answer {
+    let mut answer = Response::new(full(Bytes::new()));
+    *answer.status_mut() = status;
+    answer
+}
+
+pub fn json_answer(status: StatusCode, value: &Value) -> Answer {
+    let mut answer = Response::new(full(value.to_string()));
+    *answer.status_mut() = status;
+    answer
+        .headers_mut()
+        .insert(CONTENT_TYPE, "application/json".parse().expect("static"));
+    answer
+}
+
+/// An error of the plain HTTP routes.
+pub fn error(status: StatusCode, message: &str) -> Answer {
+    json_answer(
+        status,
+        &json!({"code": status.as_u16(), "message": message}),
+    )
+}
+
+/// The value of `name` in a query string, percent-decoded.
+pub fn query(request: &Request<Incoming>, name: &str) -> Option<String> {
+    request.uri().query()?.split('&').find_map(|pair| {
+        let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
+        (key == name).then(|| percent_decode(value))
+    })
+}
+
+fn percent_decode(text: &str) -> String {
+    let bytes = text.as_bytes();
+    let mut out = Vec::with_capacity(bytes.len());
+    let mut at = 0;
+    while at < bytes.len() {
+        let hex = bytes
+            .get(at + 1..at + 3)
+            .and_then(|pair| std::str::from_utf8(pair).ok());
+        match (
+            bytes[at],
+            hex.and_then(|pair| u8::from_str_radix(pair, 16).ok()),
+        ) {
+            (b'%', Some(byte)) => {
+                out.push(byte);
+                at += 3;
+            }
+            (b'+', _) => {
+                out.push(b' ');
+                at += 1;
+            }
+            (byte, _) => {
+                out.push(byte);
+                at += 1;
+            }
+        }
+    }
+    String::from_utf8_lossy(&out).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::percent_decode;
+
+    #[test]
+    fn queries_are_decoded_and_broken_escapes_kept() {
+        for (given, wanted) in [
+            ("a%2Fb+c", "a/b c"),
+            ("%C3%A4", "ä"),
+            ("100%", "100%"),
+            ("%zz", "%zz"),
+            ("%2", "%2"),
+        ] {
+            assert_eq!(percent_decode(given), wanted);
+        }
+    }
+}

@@ -1,0 +1,308 @@
+//! process.Process over Connect.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use base64::prelude::{Engine as _, BASE64_STANDARD};
+use hyper::body::Incoming;
+use hyper::Request;
+use serde::Deserialize;
+use serde_json::{json, Value};
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+
+use super::connect::{self, Code, Fault, Gone, Sender};
+use super::{auth, input, Answer};
+use crate::process::{self, Config, End, Event, Process, StartError, Stream};
+use crate::state::Agent;
+
+/// Silence after which a keepalive is sent, unless the client names another span.
+const KEEPALIVE: Duration = Duration::from_secs(90);
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct ConfigMessage {
+    cmd: String,
+    args: Vec<String>,
+    envs: HashMap<String, String>,
+    cwd: Option<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct StartMessage {
+    process: ConfigMessage,
+    pty: Option<Value>,
+    tag: Option<String>,
+    stdin: Option<bool>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Selector {
+    pid: Option<u32>,
+    tag: Option<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct SelectMessage {
+    process: Selector,
+    input: input::Input,
+    signal: Value,
+}
+
+pub async fn call(agent: Arc<Agent>, method: &str, request: Request<Incoming>) -> Answer {
+    match method {
+        "List" => connect::unary(Ok(list(&agent))),
+        "Start" => start(agent, request).await,
+        "Connect" => reconnect(&agent, request).await,
+        "StreamInput" => input::stream(agent, request).await,
+        "SendInput" | "SendSignal" | "CloseStdin" => {
+            connect::unary(act(&agent, method, request).await)
+        }
+        _ => {
+            let message = format!("{method} is not in this version of the agent");
+            connect::unary(Err(Fault::new(Code::Unimplemented, message)))
+        }
+    }
+}
+
+fn list(agent: &Agent) -> Value {
+    let shown: Vec<Value> = agent
+        .processes
+        .running()
+        .iter()
+        .map(|process| describe(process))
+        .collect();
+    json!({"processes": shown})
+}
+
+fn describe(process: &Process) -> Value {
+    let config = &process.config;
+    let mut shown = json!({
+        "pid": process.pid,
+        "config": {"cmd": config.cmd, "args": config.args, "envs": config.envs},
+    });
+    if let Some(cwd) = &config.cwd {
+        shown["config"]["cwd"] = json!(cwd);
+    }
+    if let Some(tag) = &process.tag {
+        shown["tag"] = json!(tag);
+    }
+    shown
+}
+
+/// The process that is meant. Raises `not_found` in the words the SDK looks for.
+pub fn select(agent: &Agent, selector: &Selector) -> Result<Arc<Process>, Fault> {
+    let (found, what) = match (selector.pid, &selector.tag) {
+        (Some(pid), _) => (agent.processes.by_pid(pid), format!("pid {pid}")),
+        (None, Some(tag)) => (agent.processes.by_tag(tag), format!("tag {tag}")),
+        (None, None) => {
+            return Err(Fault::new(
+                Code::InvalidArgument,
+                "the request names no process",
+            ))
+        }
+    };
+    found.ok_or_else(|| Fault::new(Code::NotFound, format!("process with {what} not found")))
+}
+
+async fn act(agent: &Agent, method: &str, request: Request<Incoming>) -> Result<Value, Fault> {
+    let message: SelectMessage = connect::message(request).await?;
+    let process = select(agent, &message.process)?;
+    match method {
+        "SendInput" => input::write(&process, &message.input).await?,
+        "CloseStdin" => process.close_stdin().await,
+        _ => send_signal(&process, &message.signal)?,
+    }
+    Ok(json!({}))
+}
+
+fn send_signal(process: &Process, signal: &Value) -> Result<(), Fault> {
+    let number = match (signal.as_str(), signal.as_i64()) {
+        (Some("SIGNAL_SIGTERM"), _) | (_, Some(15)) => libc::SIGTERM,
+        (Some("SIGNAL_SIGKILL"), _) | (_, Some(9)) => libc::SIGKILL,
+        _ => {
+            return Err(Fault::new(
+                Code::InvalidArgument,
+                format!("unknown signal {signal}"),
+            ))
+        }
+    };
+    process
+        .signal(number)
+        .map_err(|error| match error.raw_os_error() {
+            Some(libc::ESRCH) => Fault::new(
+                Code::NotFound,
+                format!("process with pid {} not found", process.pid),
+            ),
+            _ => Fault::new(Code::Internal, error.to_string()),
+        })
+}
+
+async fn start(agent: Arc<Agent>, request: Request<Incoming>) -> Answer {
+    let pace = Pace::of(&request);
+    match begin(&agent, request).await {
+        Ok((process, events)) => respond(process, events, pace, true),
+        Err(fault) => connect::failed_stream(fault),
+    }
+}
+
+async fn begin(
+    agent: &Arc<Agent>,
+    request: Request<Incoming>,
+) -> Result<(Arc<Process>, mpsc::Receiver<Event>), Fault> {
+    let name = auth::user_name(&request);
+    let message: StartMessage = connect::first_message(request).await?;
+    if message.pty.is_some() {
+        return Err(Fault::new(
+            Code::Unimplemented,
+            "terminals are not in this version of the agent",
+        ));
+    }
+    let given = message.process;
+    if given.cmd.is_empty() {
+        return Err(Fault::new(
+            Code::InvalidArgument,
+            "the request names no command",
+        ));
+    }
+    let user = agent
+        .user(name.as_deref())
+        .map_err(|message| Fault::new(Code::Unauthenticated, message))?;
+    let config = Config {
+        cmd: given.cmd,
+        args: given.args,
+        envs: given.envs,
+        cwd: given.cwd,
+    };
+    // Clients older than the `stdin` field expect it open (E2B.md §2.4).
+    let with_stdin = message.stdin.unwrap_or(true);
+    process::start(agent, config, message.tag, &user, with_stdin).map_err(|error| match error {
+        StartError::Invalid(message) => Fault::new(Code::InvalidArgument, message),
+        StartError::Failed(message) => Fault::new(Code::Internal, message),
+    })
+}
+
+async fn reconnect(agent: &Agent, request: Request<Incoming>) -> Answer {
+    let pace = Pace::of(&request);
+    let found = match connect::first_message::<SelectMessage>(request).await {
+        Ok(message) => select(agent, &message.process),
+        Err(fault) => Err(fault),
+    };
+    match found {
+        Ok(process) => {
+            let events = process.subscribe();
+            respond(process, events, pace, false)
+        }
+        Err(fault) => connect::failed_stream(fault),
+    }
+}
+
+/// What a client wants of a stream's timing.
+struct Pace {
+    keepalive: Duration,
+    deadline: Option<Instant>,
+}
+
+impl Pace {
+    fn of(request: &Request<Incoming>) -> Self {
+        let keepalive = connect::number(request, "keepalive-ping-interval").filter(|s| *s > 0);
+        Self {
+            keepalive: keepalive.map_or(KEEPALIVE, Duration::from_secs),
+            deadline: connect::deadline(request).map(|span| Instant::now() + span),
+        }
+    }
+}
+
+fn respond(
+    process: Arc<Process>,
+    events: mpsc::Receiver<Event>,
+    pace: Pace,
+    is_starter: bool,
+) -> Answer {
+    let (sender, answer) = connect::stream();
+    tokio::spawn(async move {
+        match relay(&sender, &process, events, &pace).await {
+            Ok(Relayed::Ended) => sender.end(Ok(())).await,
+            Ok(Relayed::DeadlinePassed) => {
+                if is_starter {
+                    let _ = process.signal(libc::SIGKILL);
+                }
+                let message = "the command's deadline passed";
+                sender
+                    .end(Err(Fault::new(Code::DeadlineExceeded, message)))
+                    .await;
+            }
+            Err(Gone) => {}
+        }
+    });
+    answer
+}
+
+enum Relayed {
+    Ended,
+    DeadlinePassed,
+}
+
+/// Send `start`, then everything that happens, until the end, the deadline or the client's leaving.
+async fn relay(
+    sender: &Sender,
+    process: &Process,
+    mut events: mpsc::Receiver<Event>,
+    pace: &Pace,
+) -> Result<Relayed, Gone> {
+    sender
+        .message(&json!({"event": {"start": {"pid": process.pid}}}))
+        .await?;
+    loop {
+        let deadline = async {
+            match pace.deadline {
+                Some(at) => tokio::time::sleep_until(at).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            () = deadline => return Ok(Relayed::DeadlinePassed),
+            () = sender.closed() => return Err(Gone),
+            event = events.recv() => match event {
+                Some(Event::Data(stream, data)) => {
+                    let name = if stream == Stream::Stdout { "stdout" } else { "stderr" };
+                    let data = BASE64_STANDARD.encode(&data);
+                    sender.message(&json!({"event": {"data": {name: data}}})).await?;
+                }
+                Some(Event::End(end)) => {
+                    sender.message(&json!({"event": {"end": describe_end(&end)}})).await?;
+                    return Ok(Relayed::Ended);
+                }
+                None => return Ok(Relayed::Ended),
+            },
+            () = tokio::time::sleep(pace.keepalive) => {
+                sender.message(&json!({"event": {"keepalive": {}}})).await?;
+            }
+        }
+    }
+}
+
+fn describe_end(end: &End) -> Value {
+    let mut shown = json!({"exitCode": end.exit_code, "exited": end.exited, "status": end.status});
+    if end.exit_code != 0 {
+        shown["error"] = json!(end.status);
+    }
+    shown
+}
+
+/// A write to a process that does not read any more is told as such.
+pub fn stdin_fault(process: &Process, error: &io::Error) -> Fault {
+    match error.kind() {
+        io::ErrorKind::BrokenPipe => Fault::new(
+            Code::FailedPrecondition,
+            format!("process {} has no open stdin", process.pid),
+        ),
+        _ => Fault::new(Code::Internal, error.to_string()),
+    }
+}

@@ -1,0 +1,56 @@
+//! From a process's pipe to its subscribers.
+
+use std::io;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use tokio::net::unix::pipe;
+use tokio::sync::watch;
+
+use super::{Event, Process, Stream};
+
+/// E2B's pieces are at most this large.
+const CHUNK: usize = 32 << 10;
+
+/// Publish what comes until the pipe is closed or the process has ended and the pipe is empty.
+///
+/// A background child may hold the pipe for long after; it must not be killed by a closed pipe,
+/// so what it still writes is read and dropped.
+pub async fn pump(
+    process: Arc<Process>,
+    stream: Stream,
+    receiver: pipe::Receiver,
+    mut ended: watch::Receiver<bool>,
+) {
+    let mut buffer = vec![0; CHUNK];
+    loop {
+        match receiver.try_read(&mut buffer) {
+            Ok(0) => return,
+            Ok(read) => {
+                let data = Bytes::copy_from_slice(&buffer[..read]);
+                process.publish(Event::Data(stream, data)).await;
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                if *ended.borrow() {
+                    tokio::spawn(discard(receiver, buffer));
+                    return;
+                }
+                tokio::select! {
+                    ready = receiver.readable() => if ready.is_err() { return },
+                    _ = ended.changed() => {}
+                }
+            }
+            Err(_) => return,
+        }
+    }
+}
+
+async fn discard(receiver: pipe::Receiver, mut buffer: Vec<u8>) {
+    while receiver.readable().await.is_ok() {
+        match receiver.try_read(&mut buffer) {
+            Ok(0) => return,
+            Err(error) if error.kind() != io::ErrorKind::WouldBlock => return,
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! What the agent knows, and its start.
+
+use std::fs::File;
+use std::io::{self, Seek, Write};
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, RwLock};
+
+use agentenv_wire::Init;
+
+use crate::users::{Database, User};
+use crate::{control, http, process, sys};
+
+/// E2B's in-guest API lives here.
+pub const PORT: u16 = 49983;
+
+pub struct Agent {
+    pub processes: process::Table,
+    init: RwLock<Option<Arc<Init>>>,
+    /// Init's memory of what we were told; none when we run as an ordinary program.
+    memory: Option<Mutex<File>>,
+}
+
+impl Agent {
+    pub fn init(&self) -> Option<Arc<Init>> {
+        self.init.read().expect("no holder panics").clone()
+    }
+
+    /// Whether this is a sandbox's guest, whose clock, names and network are ours to set.
+    pub fn is_guest(&self) -> bool {
+        self.memory.is_some()
+    }
+
+    /// Take a new generation, durable across our own death.
+    pub fn remember(&self, init: Init) -> io::Result<()> {
+        if let Some(memory) = &self.memory {
+            let mut memory = memory.lock().expect("no holder panics");
+            memory.set_len(0)?;
+            memory.rewind()?;
+            memory.write_all(&serde_json::to_vec(&init)?)?;
+        }
+        *self.init.write().expect("no holder panics") = Some(Arc::new(init));
+        Ok(())
+    }
+
+    /// The user of requests that name none.
+    pub fn default_user(&self) -> Result<User, String> {
+        let database = Database::load();
+        match self
+            .init()
+            .and_then(|init| init.default_user.clone())
+            .filter(|name| !name.is_empty())
+        {
+            Some(name) => database
+                .find(&name)
+                .ok_or_else(|| format!("the image's user '{name}' does not exist in it")),
+            None => Ok(database.fallback()),
+        }
+    }
+
+    /// The user called `name`, or the default. The message is E2B's (E2B.md §2.2).
+    pub fn user(&self, name: Option<&str>) -> Result<User, String> {
+        match name.filter(|name| !name.is_empty()) {
+            Some(name) => Database::load()
+                .find(name)
+                .ok_or_else(|| format!("invalid username: '{name}'")),
+            None => self.default_user(),
+        }
+    }
+}
+
+/// Run the agent; returns only when its runtime cannot go on.
+pub fn serve(listen: SocketAddr, port: Option<control::Port>, memory: Option<OwnedFd>) {
+    sys::block_sigio();
+    let mut memory = memory.map(File::from);
+    let remembered = memory.as_mut().and_then(control::recall).map(Arc::new);
+    // Without a host to initialise us (tests) everything is open from the start.
+    let init = remembered.or_else(|| port.is_none().then(Default::default));
+    let agent = Arc::new(Agent {
+        processes: process::Table::default(),
+        init: RwLock::new(init),
+        memory: memory.map(Mutex::new),
+    });
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .max_blocking_threads(16)
+        .thread_stack_size(256 << 10)
+        .build();
+    let runtime = match runtime {
+        Ok(runtime) => runtime,
+        Err(error) => return println!("agentenv-agent: no runtime: {error}"),
+    };
+    if let Some(port) = port {
+        let agent = Arc::clone(&agent);
+        std::thread::spawn(move || control::serve(&port, &agent));
+    }
+    if let Err(error) = runtime.block_on(http::serve(listen, agent)) {
+        println!("agentenv-agent: cannot serve {listen}: {error}");
+    }
+}

@@ -1,0 +1,188 @@
+//! System calls that the standard library has no face for, each in a safe function.
+
+use std::ffi::{CString, OsStr};
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+fn checked(result: libc::c_int) -> io::Result<libc::c_int> {
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(result)
+    }
+}
+
+pub fn c_string(text: &OsStr) -> io::Result<CString> {
+    CString::new(text.as_bytes()).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))
+}
+
+/// mount(2); an empty `kind` or `data` is passed as such.
+pub fn mount(source: &str, target: &str, kind: &str, flags: u64, data: &str) -> io::Result<()> {
+    let [source, target, kind, data] =
+        [source, target, kind, data].map(|text| c_string(OsStr::new(text)));
+    let (source, target, kind, data) = (source?, target?, kind?, data?);
+    // SAFETY: all four are NUL-terminated strings that live until the call returns.
+    checked(unsafe {
+        libc::mount(
+            source.as_ptr(),
+            target.as_ptr(),
+            kind.as_ptr(),
+            flags as libc::c_ulong,
+            data.as_ptr().cast(),
+        )
+    })
+    .map(drop)
+}
+
+pub fn chroot(path: &str) -> io::Result<()> {
+    let path = c_string(OsStr::new(path))?;
+    // SAFETY: `path` is a NUL-terminated string.
+    checked(unsafe { libc::chroot(path.as_ptr()) }).map(drop)
+}
+
+/// finit_module(2) without parameters.
+pub fn load_module(file: &std::fs::File) -> io::Result<()> {
+    // SAFETY: the descriptor is open, the parameter string is static and NUL-terminated.
+    let result =
+        unsafe { libc::syscall(libc::SYS_finit_module, file.as_raw_fd(), c"".as_ptr(), 0) };
+    checked(result as libc::c_int).map(drop)
+}
+
+pub fn memfd(name: &str) -> io::Result<OwnedFd> {
+    let name = c_string(OsStr::new(name))?;
+    // SAFETY: `name` is NUL-terminated; the result is a new descriptor that nobody else owns.
+    let fd = checked(unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC) })?;
+    // SAFETY: as above.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// fork(2); None in the child. Only PID 1 calls it, and PID 1 starts no thread.
+pub fn fork() -> io::Result<Option<libc::pid_t>> {
+    // SAFETY: the caller is single-threaded, so the child has a whole, consistent process.
+    let pid = checked(unsafe { libc::fork() })?;
+    Ok((pid != 0).then_some(pid))
+}
+
+/// Wait for any child to end; its pid.
+pub fn wait_any() -> io::Result<libc::pid_t> {
+    // SAFETY: a null status pointer is allowed.
+    checked(unsafe { libc::waitpid(-1, std::ptr::null_mut(), 0) })
+}
+
+pub fn kill(pid: libc::pid_t, signal: libc::c_int) -> io::Result<()> {
+    // SAFETY: kill takes plain numbers.
+    checked(unsafe { libc::kill(pid, signal) }).map(drop)
+}
+
+/// sync, then restart the machine; QEMU runs with -no-reboot, so it ends.
+pub fn power_off() -> ! {
+    // SAFETY: both take no pointers; reboot does not return on success.
+    unsafe {
+        libc::sync();
+        libc::reboot(libc::RB_AUTOBOOT);
+    }
+    std::process::exit(1)
+}
+
+pub fn sync() {
+    // SAFETY: sync takes nothing and cannot fail.
+    unsafe { libc::sync() }
+}
+
+pub fn set_clock(time_ns: i64) -> io::Result<()> {
+    let time = libc::timespec {
+        tv_sec: time_ns.div_euclid(1_000_000_000),
+        tv_nsec: time_ns.rem_euclid(1_000_000_000),
+    };
+    // SAFETY: `time` is a valid timespec.
+    checked(unsafe { libc::clock_settime(libc::CLOCK_REALTIME, &time) }).map(drop)
+}
+
+pub fn set_hostname(name: &str) -> io::Result<()> {
+    // SAFETY: pointer and length describe `name`.
+    checked(unsafe { libc::sethostname(name.as_ptr().cast(), name.len()) }).map(drop)
+}
+
+/// ioctl with one pointer argument that the kernel reads (or fills) as a `T`.
+pub fn ioctl<T>(fd: RawFd, request: libc::c_ulong, argument: &mut T) -> io::Result<()> {
+    // SAFETY: callers pair a request with the structure the kernel documents for it.
+    checked(unsafe { libc::ioctl(fd, request as _, argument as *mut T) }).map(drop)
+}
+
+/// chown of an open file.
+pub fn fchown(file: &std::fs::File, uid: u32, gid: u32) -> io::Result<()> {
+    std::os::unix::fs::fchown(file, Some(uid), Some(gid))
+}
+
+/// Size and free space of the file system at `path`, in bytes.
+pub fn disk_space(path: &Path) -> io::Result<(u64, u64)> {
+    let path = c_string(path.as_os_str())?;
+    let mut stat = std::mem::MaybeUninit::<libc::statvfs>::uninit();
+    // SAFETY: `path` is NUL-terminated, `stat` has room for the result.
+    checked(unsafe { libc::statvfs(path.as_ptr(), stat.as_mut_ptr()) })?;
+    // SAFETY: the call succeeded, so it filled `stat`.
+    let stat = unsafe { stat.assume_init() };
+    Ok((stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize))
+}
+
+/// A pipe as (read end, write end), both closed on exec.
+pub fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
+    let mut fds = [0; 2];
+    // SAFETY: `fds` has room for two; on success both are ours alone.
+    checked(unsafe { libc::pipe2(fds.as_mut_ptr(), libc::O_CLOEXEC) })?;
+    // SAFETY: as above.
+    Ok(unsafe { (OwnedFd::from_raw_fd(fds[0]), OwnedFd::from_raw_fd(fds[1])) })
+}
+
+/// Block SIGIO in this thread and those it starts.
+pub fn block_sigio() {
+    // SAFETY: the set is initialised by sigemptyset before use.
+    unsafe {
+        let mut set = std::mem::zeroed();
+        libc::sigemptyset(&mut set);
+        libc::sigaddset(&mut set, libc::SIGIO);
+        libc::pthread_sigmask(libc::SIG_BLOCK, &set, std::ptr::null_mut());
+    }
+}
+
+/// Have the kernel send this process SIGIO when the state of `fd` changes.
+pub fn signal_on_change(fd: RawFd) -> io::Result<()> {
+    // SAFETY: fcntl with numbers only.
+    unsafe {
+        checked(libc::fcntl(fd, libc::F_SETOWN, libc::getpid()))?;
+        let flags = checked(libc::fcntl(fd, libc::F_GETFL))?;
+        checked(libc::fcntl(fd, libc::F_SETFL, flags | libc::O_ASYNC)).map(drop)
+    }
+}
+
+/// Sleep until a (blocked) SIGIO is pending, and take it.
+pub fn wait_sigio() {
+    // SAFETY: the set is initialised; a null info pointer is allowed.
+    unsafe {
+        let mut set = std::mem::zeroed();
+        libc::sigemptyset(&mut set);
+        libc::sigaddset(&mut set, libc::SIGIO);
+        libc::sigwaitinfo(&set, std::ptr::null_mut());
+    }
+}
+
+/// What a child does before exec: session of its own, identity, folder. Async-signal-safe.
+pub fn become_user(uid: u32, gid: u32, groups: &[u32], cwd: &CString) -> io::Result<()> {
+    // SAFETY: only system calls on data that was made before the fork.
+    unsafe {
+        libc::setsid();
+        let score = libc::open(c"/proc/self/oom_score_adj".as_ptr(), libc::O_WRONLY);
+        if score >= 0 {
+            libc::write(score, b"0".as_ptr().cast(), 1);
+            libc::close(score);
+        }
+        if libc::geteuid() == 0 {
+            checked(libc::setgroups(groups.len(), groups.as_ptr()))?;
+            checked(libc::setgid(gid))?;
+            checked(libc::setuid(uid))?;
+        }
+        checked(libc::chdir(cwd.as_ptr())).map(drop)
+    }
+}
