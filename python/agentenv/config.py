@@ -105,15 +105,15 @@ def _from_file(path: Path, known: set[str]) -> dict[str, Any]:
 
 
 def _coerce(name: str, value: Any) -> Any:
-    default: Any = getattr(Config(), name)
+    default: object = getattr(Config(), name)
+    kind: type[Any] = type(default)
     try:
-        if isinstance(default, tuple):
-            parts = cast("list[Any]", value.split(",") if isinstance(value, str) else value)
+        if kind is tuple:
+            parts: list[Any] = value.split(",") if isinstance(value, str) else value
             return tuple(str(part).strip() for part in parts if str(part).strip())
-        return cast("type[Any]", type(default))(value)
+        return kind(value)
     except (TypeError, ValueError) as error:
-        kind = cast(type, type(default)).__name__
-        raise _invalid(name, f"is {value!r}", f"it takes a {kind}") from error
+        raise _invalid(name, f"is {value!r}", f"it takes a {kind.__name__}") from error
 
 
 def _checked(config: Config) -> Config:

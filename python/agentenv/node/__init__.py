@@ -1,1 +1,1 @@
-""""""
+"""takes sandboxes, templates and images from the left, gives `cluster` one machine."""

@@ -1,7 +1,6 @@
 """What every record store must do; run on each implementation."""
 
 import asyncio
-import os
 import sys
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -126,7 +125,7 @@ async def test_what_was_acknowledged_survives_kill_9(tmp_path):
         "asyncio.run(main())"
     )
     child = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", script, str(tmp_path / "state.db"), os.path.dirname(__file__)
+        sys.executable, "-c", script, str(tmp_path / "state.db"), str(Path(__file__).parent)
     )
     assert await child.wait() == -9
     store = await SqlRecords.open_sqlite(tmp_path / "state.db")

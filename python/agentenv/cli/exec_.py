@@ -1,0 +1,108 @@
+"""`aenv exec`: a command in a running sandbox; its exit code is ours."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from contextlib import aclosing
+from typing import Annotated
+
+import typer
+
+from agentenv.cli.server import Home, Url, ask
+from agentenv.cli.start_ import Env, pairs
+from agentenv.concurrency import Tasks
+from agentenv.errors import GuestError, NotFound
+from agentenv.sdk.client import Client
+from agentenv.sdk.process import Ended, Output, Processes, Started
+
+OPTIONS = {"context_settings": {"ignore_unknown_options": True, "allow_interspersed_args": False}}
+STDIN_CHUNK = 32 << 10
+SIGNALLED = 128  # a shell's convention: 128 + signal number
+SIGNALS = {"killed": 9, "terminated": 15, "interrupt": 2, "aborted": 6, "segmentation fault": 11}
+
+
+def command(
+    sandbox_id: Annotated[str, typer.Argument(help="Sandbox id")],
+    words: Annotated[list[str], typer.Argument(metavar="COMMAND...", help="Program, arguments")],
+    user: Annotated[str | None, typer.Option("-u", "--user", help="User in the guest")] = None,
+    workdir: Annotated[str | None, typer.Option("-w", "--workdir", help="Folder")] = None,
+    env: Env = None,
+    home: Home = None,
+    url: Url = None,
+) -> None:
+    """Run a command in a sandbox. Output streams, piped input is passed on, so is the exit code.
+
+    Examples: aenv exec a1b2… ls -l /    tar c . | aenv exec a1b2… -- tar x -C /srv
+    """
+
+    async def work(client: Client) -> int:
+        processes = Processes(client, await client.sandbox(sandbox_id))
+        return await run_process(
+            processes, tuple(words), env=pairs("--env", env), cwd=workdir, user=user
+        )
+
+    raise typer.Exit(ask(home, url, work))
+
+
+async def run_process(
+    processes: Processes,
+    argv: tuple[str, ...],
+    *,
+    env: dict[str, str],
+    cwd: str | None,
+    user: str | None,
+) -> int:
+    """Run ``argv`` with our standard streams; return its exit code as a shell would."""
+    tasks = Tasks()
+    with_stdin = _stdin_has_input()
+    events = processes.start(argv, env=env, cwd=cwd, user=user, stdin=with_stdin)
+    try:
+        async with aclosing(events):
+            async for event in events:
+                match event:
+                    case Started(pid) if with_stdin:
+                        tasks.start(_feed(processes, pid), "stdin")
+                    case Output(stream, data):
+                        _write(sys.stdout.fileno() if stream == "stdout" else 2, data)
+                    case Ended():
+                        return _exit_code(event)
+                    case _:
+                        pass
+    finally:
+        await tasks.close()
+    raise GuestError("the command's stream ended without its end", code="guest_protocol")
+
+
+def _stdin_has_input() -> bool:
+    """A pipe, file or socket is passed on; a terminal or /dev/null is not."""
+    try:
+        mode = os.fstat(0).st_mode
+    except OSError:
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISREG(mode) or stat.S_ISSOCK(mode)
+
+
+async def _feed(processes: Processes, pid: int) -> None:
+    import asyncio
+
+    try:
+        while data := await asyncio.to_thread(os.read, 0, STDIN_CHUNK):
+            await processes.send_stdin(pid, data)
+        await processes.close_stdin(pid)
+    except (NotFound, GuestError):
+        return  # the process ended before it read all: not our failure
+
+
+def _write(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def _exit_code(end: Ended) -> int:
+    if end.exited or end.exit_code >= 0:
+        return end.exit_code
+    name = end.status.removeprefix("signal: ").split(" (")[0]
+    return SIGNALLED + SIGNALS.get(name, 1)

@@ -1,0 +1,52 @@
+"""How the CLI speaks: tables and colours on a terminal, JSON when piped; errors to act on."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from agentenv.errors import AgentEnvError
+
+
+def interactive() -> bool:
+    return sys.stdout.isatty()
+
+
+def dump(value: Any) -> None:
+    """A value as JSON: one document, indented on a terminal."""
+    print(json.dumps(value, indent=2 if interactive() else None, default=str))
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]], records: Any) -> None:
+    """A table on a terminal, ``records`` as JSON when piped."""
+    if not interactive():
+        dump(records)
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    drawn = Table(*columns, box=None, header_style="bold", pad_edge=False)
+    for row in rows:
+        drawn.add_row(*(str(cell) for cell in row))
+    Console().print(drawn)
+
+
+def error(failure: AgentEnvError) -> None:
+    """What failed, why, what to do; as JSON when stderr is no terminal and stdout is piped."""
+    if sys.stderr.isatty() or interactive():
+        print(f"aenv: {failure.what}", file=sys.stderr)
+        if failure.why:
+            print(f"  why: {failure.why}", file=sys.stderr)
+        if failure.fix:
+            print(f"  do:  {failure.fix}", file=sys.stderr)
+        return
+    fault = {"code": failure.code, "message": failure.message, **failure.details}
+    print(json.dumps({"error": fault}, default=str), file=sys.stderr)
+
+
+def note(text: str) -> None:
+    """Progress for people, on stderr, only where somebody looks."""
+    if sys.stderr.isatty():
+        print(text, file=sys.stderr)

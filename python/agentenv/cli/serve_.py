@@ -1,0 +1,85 @@
+"""`aenv serve`: this machine's server."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+import os
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from agentenv import config
+from agentenv.cli.server import Home
+from agentenv.errors import Conflict, UserError
+
+Listen = Annotated[str | None, typer.Option("--listen", help="HOST:PORT [127.0.0.1:8000]")]
+Engine = Annotated[str | None, typer.Option("--engine", help="auto or qemu [auto]")]
+
+GRACE = 10  # seconds for answers under way when the server is told to stop
+LOG_FORMAT = "%(asctime)s %(levelname).1s %(name)s: %(message)s"
+
+
+def command(home: Home = None, listen: Listen = None, engine: Engine = None) -> None:
+    """Serve the API and the data plane until SIGTERM or Ctrl-C. Needs root.
+
+    Sandboxes outlive the server: start it again and it finds them. `aenv down` ends everything.
+
+    Example: aenv serve --home /var/lib/agentenv --listen 127.0.0.1:8000
+    """
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    effective = config.load({"home": home, "listen": listen, "engine": engine})
+    if os.geteuid() != 0:
+        raise UserError("aenv serve needs root", why="it makes namespaces, cgroups and tap devices")
+    effective.home.mkdir(mode=0o711, parents=True, exist_ok=True)
+    with home_lock(effective.home):
+        asyncio.run(_serve(effective))
+
+
+@contextmanager
+def home_lock(home: Path) -> Generator[None]:
+    """One server per home. Raises Conflict (``home_in_use``)."""
+    fd = os.open(home / "server.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise Conflict(
+            f"another server uses {home}", fix="stop it, or give another --home", code="home_in_use"
+        ) from None
+    finally:
+        os.close(fd)
+
+
+async def _serve(effective: config.Config) -> None:
+    import uvicorn
+
+    from agentenv.api.app import create_app
+    from agentenv.api.auth import load_or_create_key
+    from agentenv.cluster.local import LocalCluster
+    from agentenv.node.assembly import open_node
+
+    key = load_or_create_key(effective.api_key_file)
+    async with open_node(effective) as node:
+        # SDKs use their own rule for host names unless the operator set a domain.
+        domain = None if effective.domain == "localhost" else effective.domain
+        app = create_app(LocalCluster(node), key=key, node=node.id, domain=domain)
+        effective.api_socket.unlink(missing_ok=True)
+        settings = uvicorn.Config(
+            app,
+            uds=str(effective.api_socket),
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=GRACE,
+        )
+        capabilities = await node.ground.engine.capabilities()
+        print(f"AgentENV on http://{effective.listen}, home {effective.home}", flush=True)
+        print(f"engine {capabilities.engine} {capabilities.version}, {capabilities.accelerator}")
+        print(f"API key in {effective.api_key_file}", flush=True)
+        await uvicorn.Server(settings).serve()

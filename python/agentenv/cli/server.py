@@ -1,0 +1,40 @@
+"""How verbs find the server: options shared by all of them, and the client they open."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from agentenv import config
+from agentenv.sdk.client import Address, Client
+
+T = TypeVar("T")
+
+Home = Annotated[
+    Path | None, typer.Option("--home", help="Home of the server [$AENV_HOME or /var/lib/agentenv]")
+]
+Url = Annotated[str | None, typer.Option("--url", help="Server to talk to [$AENV_URL]")]
+
+
+def address(home: Path | None, url: str | None) -> Address:
+    effective = config.load({"home": home})
+    return Address.find(url, effective.home, effective.listen)
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Drive a coroutine; Ctrl-C cancels it and lets it clean up."""
+    return asyncio.run(work)
+
+
+def ask(home: Path | None, url: str | None, work: Callable[[Client], Awaitable[T]]) -> T:
+    """Open a client, do ``work``, close it."""
+
+    async def session() -> T:
+        async with Client(address(home, url)) as client:
+            return await work(client)
+
+    return run(session())

@@ -1,0 +1,73 @@
+"""`aenv start`: a sandbox that lives on."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from agentenv.cli import output
+from agentenv.cli.server import Home, Url, ask
+from agentenv.errors import UserError
+from agentenv.sdk.client import Client
+
+Template = Annotated[str, typer.Argument(help="Template (name, name:tag, id) or image reference")]
+Env = Annotated[list[str] | None, typer.Option("-e", "--env", help="NAME=value, repeatable")]
+Cpus = Annotated[int | None, typer.Option("--cpus", help="Virtual CPUs")]
+Memory = Annotated[int | None, typer.Option("--memory", help="MiB")]
+Disk = Annotated[int | None, typer.Option("--disk", help="MiB, thin")]
+NoInternet = Annotated[bool, typer.Option("--no-internet", help="Deny all outbound traffic")]
+
+
+def command(
+    template: Template,
+    timeout: Annotated[int | None, typer.Option(help="Seconds it lives")] = None,
+    env: Env = None,
+    metadata: Annotated[
+        list[str] | None, typer.Option("-m", "--metadata", help="NAME=value, repeatable")
+    ] = None,
+    cpus: Cpus = None,
+    memory: Memory = None,
+    disk: Disk = None,
+    no_internet: NoInternet = False,
+    home: Home = None,
+    url: Url = None,
+) -> None:
+    """Start a sandbox and print its id.
+
+    Example: id=$(aenv start base --timeout 3600)
+    """
+    options = sizes(cpus, memory, disk, no_internet)
+
+    async def work(client: Client) -> dict[str, Any]:
+        return await client.create(
+            template,
+            timeout=timeout,
+            envVars=pairs("--env", env),
+            metadata=pairs("--metadata", metadata),
+            **options,
+        )
+
+    made = ask(home, url, work)
+    output.note(f"template {made['templateID']}, node {made['clientID']}")
+    print(made["sandboxID"])
+
+
+def sizes(
+    cpus: int | None, memory: int | None, disk: int | None, no_internet: bool
+) -> dict[str, Any]:
+    """The options as fields of the create request."""
+    return {
+        "cpuCount": cpus,
+        "memoryMB": memory,
+        "diskSizeMB": disk,
+        "allow_internet_access": False if no_internet else None,
+    }
+
+
+def pairs(option: str, given: list[str] | None) -> dict[str, str]:
+    """``NAME=value`` words as a mapping. Raises UserError for another form."""
+    for word in given or []:
+        if "=" not in word or word.startswith("="):
+            raise UserError(f"{option} {word!r} is not NAME=value")
+    return dict(word.split("=", 1) for word in given or [])

@@ -1,0 +1,81 @@
+"""A cluster of one: the contract on this process's node."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import agentenv
+from agentenv.cluster.contract import NewSandbox, NodeInfo
+from agentenv.errors import NotFound
+from agentenv.node.node import Node
+from agentenv.sandbox.record import SandboxInfo
+from agentenv.store.records import BuildRow, ImageRow, TemplateRow
+
+
+class LocalCluster:
+    """Implements ``Cluster``."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    async def create(self, request: NewSandbox) -> SandboxInfo:
+        return await self._node.create(**asdict(request))
+
+    async def get(self, sandbox_id: str) -> SandboxInfo:
+        return self._node.sandbox(sandbox_id).info
+
+    async def list(self) -> Sequence[SandboxInfo]:
+        return sorted(self._node.list(), key=lambda info: info.started_at, reverse=True)
+
+    async def kill(self, sandbox_id: str) -> None:
+        await self._node.kill(sandbox_id)
+
+    async def set_timeout(self, sandbox_id: str, seconds: float) -> SandboxInfo:
+        return await self._node.set_deadline(sandbox_id, seconds)
+
+    async def connect(self, sandbox_id: str, seconds: float | None) -> SandboxInfo:
+        if seconds is None:
+            seconds = self._node.config.sandbox_timeout
+        return await self._node.set_deadline(sandbox_id, seconds, only_extend=True)
+
+    async def inspect(self, sandbox_id: str) -> dict[str, Any]:
+        info, objects = await self._node.inspect(sandbox_id)
+        row = await self._node.records.image(info.image_id)
+        return {
+            **asdict(info),
+            "access_token": None,  # only its owner's create and get answers carry it
+            "objects": objects,
+            "image": (row.doc["config"] if row else None),
+        }
+
+    async def console(self, sandbox_id: str, lines: int) -> Sequence[str]:
+        return await self._node.console(sandbox_id, lines)
+
+    async def templates(self) -> Sequence[tuple[TemplateRow, BuildRow | None]]:
+        records = self._node.records
+        found: list[tuple[TemplateRow, BuildRow | None]] = []
+        for row in await records.templates():
+            newest = row.tags.get("default") or next(iter(row.tags.values()), None)
+            found.append((row, await records.build(newest) if newest else None))
+        return found
+
+    async def template(self, key: str) -> TemplateRow:
+        row = await self._node.records.template(key.partition(":")[0].lower())
+        if row is None:
+            raise NotFound(f"template '{key}' not found", code="template_not_found")
+        return row
+
+    async def drop_template(self, key: str) -> None:
+        await self._node.records.drop_template((await self.template(key)).id)
+
+    async def images(self) -> Sequence[ImageRow]:
+        return await self._node.records.images()
+
+    async def nodes(self) -> Sequence[NodeInfo]:
+        node = self._node
+        capabilities = asdict(await node.ground.engine.capabilities())
+        running = [info for info in node.list() if info.state == "running"]
+        load = {"memory_mib": sum(info.resources.memory_mib for info in running)}
+        return [NodeInfo(node.id, agentenv.__version__, capabilities, len(running), load)]

@@ -1,0 +1,144 @@
+"""Async client of the control plane."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+
+from agentenv.errors import (
+    AgentEnvError,
+    Conflict,
+    GuestError,
+    ImageError,
+    InfraError,
+    NotFound,
+    Unauthorized,
+    UserError,
+)
+
+# Creation may pull an image first; connecting must not hang.
+TIMEOUT = httpx.Timeout(600.0, connect=5.0)
+_BY_STATUS: dict[int, type[AgentEnvError]] = {
+    401: Unauthorized, 404: NotFound, 409: Conflict, 422: ImageError, 503: InfraError,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where the server is and the key that opens it."""
+
+    url: str
+    key: str
+
+    @classmethod
+    def find(cls, url: str | None, home: Path, listen: str) -> Address:
+        """From the arguments, ``AENV_URL`` and ``AENV_API_KEY``, or the local home."""
+        key = os.environ.get("AENV_API_KEY", "")
+        if not key:
+            try:
+                key = (home / "secrets" / "api-key").read_text().strip()
+            except OSError as error:
+                raise UserError(
+                    "no API key",
+                    why=str(error),
+                    fix="set AENV_API_KEY, or run as the server's user with its --home",
+                    code="no_api_key",
+                ) from error
+        return cls(url or os.environ.get("AENV_URL") or f"http://{listen}", key)
+
+
+class Client:
+    """``async with Client(address) as client``: one method per call, JSON values in and out.
+
+    Raises the error of ``agentenv.errors`` that the server named, InfraError
+    (``server_unreachable``) when there is no server.
+    """
+
+    def __init__(self, address: Address, *, timeout: httpx.Timeout = TIMEOUT) -> None:
+        self.address = address
+        self.http = httpx.AsyncClient(base_url=address.url, timeout=timeout, trust_env=False)
+
+    async def __aenter__(self) -> Client:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.http.aclose()
+
+    async def create(self, template: str, **options: Any) -> dict[str, Any]:
+        """``options``: fields of E2B's NewSandbox and ours, see ``api.schemas.CreateBody``."""
+        given = {name: value for name, value in options.items() if value is not None}
+        return await self._call("POST", "/v2/sandboxes", json={"templateID": template, **given})
+
+    async def sandboxes(self) -> list[dict[str, Any]]:
+        """All pages of the list, newest first."""
+        found: list[dict[str, Any]] = []
+        query: dict[str, str] = {}
+        while True:
+            response = await self._send("GET", "/v2/sandboxes", params=query)
+            found += response.json()
+            if not (more := response.headers.get("x-next-token")):
+                return found
+            query["nextToken"] = more
+
+    async def sandbox(self, sandbox_id: str) -> dict[str, Any]:
+        return await self._call("GET", f"/sandboxes/{quote(sandbox_id, safe='')}")
+
+    async def inspect(self, sandbox_id: str) -> dict[str, Any]:
+        return await self._call("GET", f"/sandboxes/{quote(sandbox_id, safe='')}/inspect")
+
+    async def console(self, sandbox_id: str, lines: int) -> list[str]:
+        path = f"/sandboxes/{quote(sandbox_id, safe='')}/console"
+        return (await self._call("GET", path, params={"lines": lines}))["lines"]
+
+    async def kill(self, sandbox_id: str) -> None:
+        await self._call("DELETE", f"/sandboxes/{quote(sandbox_id, safe='')}")
+
+    async def set_timeout(self, sandbox_id: str, seconds: int) -> None:
+        path = f"/sandboxes/{quote(sandbox_id, safe='')}/timeout"
+        await self._call("POST", path, json={"timeout": seconds})
+
+    async def _call(self, method: str, path: str, **options: Any) -> Any:
+        response = await self._send(method, path, **options)
+        return response.json() if response.content else None
+
+    async def _send(self, method: str, path: str, **options: Any) -> httpx.Response:
+        headers = {"X-API-Key": self.address.key}
+        try:
+            response = await self.http.request(method, path, headers=headers, **options)
+        except httpx.HTTPError as error:
+            raise unreachable(self.address.url, error) from error
+        if response.is_error:
+            raise error_from(response.status_code, _json(response))
+        return response
+
+
+def unreachable(url: str, error: Exception) -> InfraError:
+    return InfraError(
+        f"the server at {url} does not answer",
+        why=str(error) or type(error).__name__,
+        fix="start it with `aenv serve`, or set AENV_URL",
+        code="server_unreachable",
+    )
+
+
+def error_from(status: int, body: Mapping[str, Any]) -> AgentEnvError:
+    """The typed error that an answer stands for."""
+    code = str(body.get("error_code") or body.get("code") or "http")
+    kind = GuestError if code.startswith("guest_") else _BY_STATUS.get(status)
+    if kind is None:
+        kind = UserError if status < 500 else InfraError
+    message = str(body.get("message") or f"HTTP status {status}")
+    return kind(message, code=code, http_status=status, **dict(body.get("details") or {}))
+
+
+def _json(response: httpx.Response) -> Mapping[str, Any]:
+    try:
+        return response.json()
+    except ValueError:
+        return {"message": response.text[:500]}

@@ -1,0 +1,38 @@
+"""A template that is a named image: the one kind there is until templates are built by steps."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from agentenv.model import new_id
+from agentenv.store.records import BuildRow, Records, TemplateRow
+from agentenv.template.names import check
+
+
+async def name_image(records: Records, image_id: str, name: str) -> BuildRow:
+    """Make ``name`` (with tag) mean ``image_id`` from now on; sandboxes that run are not touched.
+
+    Raises UserError for a name that cannot be.
+    """
+    asked = check(name)
+    now = datetime.now(UTC)
+    found = await records.template(asked.name)
+    template = found or TemplateRow(new_id(), (asked.name,), {}, now)
+    build = BuildRow(str(uuid.uuid4()), template.id, image_id, now)
+    await records.put_template(template)  # the build refers to it
+    await records.put_build(build)
+    await records.put_template(replace(template, tags={**template.tags, asked.tag: build.id}))
+    return build
+
+
+async def find_build(records: Records, key: str) -> tuple[TemplateRow, BuildRow] | None:
+    """The template and build that ``key`` (id, name, ``name:tag``) means now, or None."""
+    name, _, tag = key.partition(":")
+    template = await records.template(name.lower())
+    if template is None:
+        return None
+    build_id = template.tags.get(tag or "default")
+    build = await records.build(build_id) if build_id else None
+    return (template, build) if build else None

@@ -1,0 +1,221 @@
+"""What a user of the official SDK does, run with that SDK's own interpreter.
+
+``python e2b_flow.py`` with E2B_API_URL, E2B_SANDBOX_URL, E2B_API_KEY set. Each step
+prints its name when it held; the first that does not ends the script with a traceback.
+"""
+
+import hashlib
+import os
+import threading
+import time
+
+import e2b
+from e2b import (
+    CommandExitException,
+    NotFoundException,
+    Sandbox,
+    SandboxQuery,
+    TimeoutException,
+)
+
+STEPS = []
+
+
+def step(function):
+    STEPS.append(function)
+    return function
+
+
+@step
+def foreground_output_and_exit_code(sbx):
+    done = sbx.commands.run("echo out; echo err >&2")
+    assert (done.stdout, done.stderr, done.exit_code) == ("out\n", "err\n", 0)
+    try:
+        sbx.commands.run("echo partial; exit 7")
+    except CommandExitException as error:
+        assert error.exit_code == 7 and error.stdout == "partial\n"
+    else:
+        raise AssertionError("exit 7 raised nothing")
+
+
+@step
+def output_is_streamed(sbx):
+    seen = []
+    sbx.commands.run("for i in 1 2 3; do echo $i; done", on_stdout=seen.append)
+    assert "".join(seen) == "1\n2\n3\n"
+
+
+@step
+def background_list_connect_kill(sbx):
+    handle = sbx.commands.run("echo up; exec sleep 600", background=True)
+    assert handle.pid in [p.pid for p in sbx.commands.list()]
+    other = sbx.commands.connect(handle.pid)
+    assert other.pid == handle.pid
+    assert sbx.commands.kill(handle.pid) is True
+    try:
+        handle.wait()
+    except CommandExitException as error:
+        assert error.exit_code != 0
+    assert handle.pid not in [p.pid for p in sbx.commands.list()]
+    assert sbx.commands.kill(handle.pid) is False
+
+
+@step
+def stdin_is_passed_and_closed(sbx):
+    handle = sbx.commands.run("cat; echo done", background=True, stdin=True)
+    sbx.commands.send_stdin(handle.pid, "hällo\n")
+    if hasattr(sbx.commands, "close_stdin"):
+        sbx.commands.close_stdin(handle.pid)
+        assert handle.wait().stdout == "hällo\ndone\n"
+    else:
+        seen = []
+        for out, _err, _pty in handle:
+            seen.append(out or "")
+            if "hällo" in "".join(seen):
+                break
+        sbx.commands.kill(handle.pid)
+
+
+@step
+def environment_working_directory_and_users(sbx):
+    run = sbx.commands.run
+    assert (
+        run("echo $GREETING $E2B_SANDBOX", envs={"GREETING": "hi there"}).stdout
+        == "hi there true\n"
+    )
+    assert run("echo $FROM_CREATE").stdout == "yes\n"
+    assert run("pwd", cwd="/usr/bin").stdout == "/usr/bin\n"
+    assert run("whoami; echo $HOME", user="root").stdout == "root\n/root\n"
+    run("id guest >/dev/null 2>&1 || useradd -m guest", user="root")
+    assert (
+        run("whoami; echo $HOME; pwd", user="guest").stdout == "guest\n/home/guest\n/home/guest\n"
+    )
+    for bad in ({"user": "nobody-such"}, {"cwd": "/no/such/place"}):
+        try:
+            run("true", **bad)
+        except e2b.SandboxException as error:
+            assert not isinstance(error, CommandExitException), error
+        else:
+            raise AssertionError(f"{bad} was accepted")
+
+
+@step
+def large_and_binary_output(sbx):
+    done = sbx.commands.run("head -c 3000000 /dev/zero | tr '\\0' x")
+    assert done.stdout == "x" * 3_000_000
+    done = sbx.commands.run(
+        "head -c 100000 /dev/urandom > /tmp/blob; sha256sum < /tmp/blob; cat /tmp/blob >&2"
+    )
+    data = bytes(sbx.files.read("/tmp/blob", format="bytes"))
+    assert len(data) == 100_000 and hashlib.sha256(data).hexdigest() == done.stdout.split()[0]
+
+
+@step
+def deadlines_of_commands(sbx):
+    try:
+        sbx.commands.run("echo early; sleep 600", timeout=2)
+    except TimeoutException:
+        pass
+    else:
+        raise AssertionError("no timeout")
+    deadline = time.monotonic() + 60
+    while "sleep 600" in sbx.commands.run("ps ax -o args | grep '[s]leep 600' || true").stdout:
+        assert time.monotonic() < deadline, "the timed-out command still runs"
+
+
+@step
+def files(sbx):
+    sbx.files.write("/home/user-made/deep/er/a.txt", "täxt")
+    assert sbx.files.read("/home/user-made/deep/er/a.txt") == "täxt"
+    blob = os.urandom(5_000_000)
+    sbx.files.write("/tmp/big.bin", blob)
+    assert bytes(sbx.files.read("/tmp/big.bin", format="bytes")) == blob
+    assert (
+        sbx.commands.run("sha256sum /tmp/big.bin").stdout.split()[0]
+        == hashlib.sha256(blob).hexdigest()
+    )
+    written = sbx.files.write_files(
+        [{"path": "/tmp/m/1", "data": "one"}, {"path": "/tmp/m/2", "data": b"two"}]
+    )
+    assert [w.path for w in written] == ["/tmp/m/1", "/tmp/m/2"]
+    assert sorted(e.name for e in sbx.files.list("/tmp/m")) == ["1", "2"]
+    info = sbx.files.get_info("/tmp/m/1")
+    assert (info.name, info.size) == ("1", 3)
+    assert sbx.files.rename("/tmp/m/1", "/tmp/m/x").path == "/tmp/m/x"
+    assert sbx.files.exists("/tmp/m/x") and not sbx.files.exists("/tmp/m/1")
+    assert sbx.files.make_dir("/tmp/n/o") is True and sbx.files.make_dir("/tmp/n/o") is False
+    sbx.files.remove("/tmp/m")
+    assert not sbx.files.exists("/tmp/m")
+    assert len(sbx.files.read("/proc/sys/kernel/random/boot_id").strip()) == 36
+    for action in (lambda: sbx.files.read("/no/such"), lambda: sbx.files.list("/no/such")):
+        try:
+            action()
+        except NotFoundException:
+            pass
+        else:
+            raise AssertionError("a missing file was found")
+
+
+@step
+def many_at_once(sbx):
+    outcomes = []
+
+    def work(number):
+        outcomes.append(sbx.commands.run(f"echo {number}").stdout.strip() == str(number))
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert outcomes == [True] * 8
+
+
+@step
+def list_info_and_extension(sbx):
+    listed = Sandbox.list(query=SandboxQuery(metadata={"purpose": "compat test"})).next_items()
+    assert [s.sandbox_id for s in listed] == [sbx.sandbox_id], listed
+    assert Sandbox.list(query=SandboxQuery(metadata={"purpose": "other"})).next_items() == []
+    before = sbx.get_info().end_at
+    sbx.set_timeout(1200)
+    assert sbx.get_info().end_at > before
+    extended = sbx.get_info().end_at
+    again = Sandbox.connect(sbx.sandbox_id, timeout=60)
+    assert again.commands.run("echo again").stdout == "again\n"
+    assert sbx.get_info().end_at == extended, "connect shortened the life"
+
+
+@step
+def kill(sbx):
+    assert sbx.is_running() is True
+    assert sbx.kill() is True
+    assert sbx.kill() is False
+    assert sbx.is_running() is False
+    try:
+        sbx.commands.run("true")
+    except e2b.SandboxException as error:
+        assert not isinstance(error, CommandExitException)
+    else:
+        raise AssertionError("a killed sandbox ran a command")
+
+
+def main():
+    template = os.environ.get("COMPAT_TEMPLATE", "base")
+    sbx = Sandbox.create(
+        template,
+        timeout=600,
+        metadata={"purpose": "compat test"},
+        envs={"FROM_CREATE": "yes"},
+        request_timeout=300,
+    )
+    try:
+        for function in STEPS:
+            begun = time.monotonic()
+            function(sbx)
+            print(f"held {function.__name__} {time.monotonic() - begun:.2f}s", flush=True)
+    finally:
+        Sandbox.kill(sbx.sandbox_id) if hasattr(Sandbox, "kill") else None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+"""Fixtures of suites that need the whole product: one server and one base image a session."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests.leaks import HostObjects
+from tests.server import TestServer, new_home
+
+BASE_IMAGE = "debootstrap:bookworm+python3-minimal,procps"
+
+
+@pytest.fixture(scope="session")
+def scratch():
+    """A folder with a short path on the disk, gone at the end."""
+    path = Path(tempfile.mkdtemp(prefix="aenv-", dir="/var/tmp"))
+    path.chmod(0o755)  # engines run as users of their own and must reach their files
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture(scope="session")
+def server(scratch):
+    """A server with the template `base`; suites that kill or fill things start their own."""
+    before = HostObjects.now()
+    running = TestServer(new_home(scratch))
+    running.home.mkdir(mode=0o711)
+    running.start()
+    try:
+        running.cli("image", "pull", BASE_IMAGE, "--name", "base", check=True, timeout=900)
+        yield running
+    finally:
+        running.close()
+    left = HostObjects.now().more_than(before)
+    assert not left, f"the session left behind: {left}"

@@ -1,0 +1,123 @@
+"""A real server for tests: `aenv serve` with a home of its own, killed and restarted at will."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+
+AENV = (sys.executable, "-m", "agentenv.cli")
+START_DEADLINE = 60.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@dataclass
+class TestServer:
+    """Owns one home and at most one server process; `close` leaves nothing of either."""
+
+    home: Path
+    port: int = field(default_factory=free_port)
+    environ: dict[str, str] = field(default_factory=dict)
+    process: subprocess.Popen[bytes] | None = None
+
+    __test__ = False
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def key(self) -> str:
+        return (self.home / "secrets" / "api-key").read_text().strip()
+
+    @property
+    def log(self) -> Path:
+        return self.home.with_name(self.home.name + ".log")
+
+    def start(self) -> None:
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [*AENV, "serve", "--home", self.home, "--listen", f"127.0.0.1:{self.port}"],
+                stdout=log,
+                stderr=log,
+                env=self._env(),
+                start_new_session=True,
+            )
+        deadline = time.monotonic() + START_DEADLINE
+        while not self.answers():
+            assert self.process.poll() is None, f"the server ended:\n{self.log.read_text()[-4000:]}"
+            assert time.monotonic() < deadline, f"no answer:\n{self.log.read_text()[-4000:]}"
+            time.sleep(0.05)
+
+    def answers(self) -> bool:
+        try:
+            return httpx.get(f"{self.url}/health", timeout=5, trust_env=False).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    def kill(self) -> None:
+        """As a crash would: no chance to clean up."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+    def stop(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.terminate()
+            self.process.wait(30)
+
+    def close(self) -> None:
+        self.stop()
+        self.cli("down", check=True)
+        shutil.rmtree(self.home)
+
+    def cli(self, *words: str, check: bool = False, stdin: bytes = b"", timeout: float = 300):
+        done = subprocess.run(
+            [*AENV, *words],
+            input=stdin,
+            capture_output=True,
+            env={**self._env(), "AENV_HOME": str(self.home), "AENV_URL": self.url},
+            timeout=timeout,
+        )
+        if check:
+            assert done.returncode == 0, done.stderr.decode()
+        return done
+
+    def api(self, method: str, path: str, **options) -> httpx.Response:
+        headers = {"X-API-Key": self.key, **options.pop("headers", {})}
+        return httpx.request(
+            method, self.url + path, headers=headers, timeout=300, trust_env=False, **options
+        )
+
+    def create(self, template: str = "base", **fields) -> dict:
+        answer = self.api("POST", "/v2/sandboxes", json={"templateID": template, **fields})
+        assert answer.status_code == 201, answer.text
+        return answer.json()
+
+    def inspect(self, sandbox_id: str) -> dict:
+        return json.loads(self.cli("inspect", sandbox_id, check=True).stdout)
+
+    def _env(self) -> dict[str, str]:
+        kept = {k: v for k, v in os.environ.items() if not k.startswith("AENV_")}
+        kept |= {k: v for k, v in os.environ.items() if k in ("AENV_TOOLS", "AENV_BIN_DIR")}
+        return {**kept, **self.environ}
+
+
+def new_home(parent: Path) -> Path:
+    """A short path: unix sockets and logs of failures are read by people."""
+    return parent / f"h{secrets.token_hex(3)}"

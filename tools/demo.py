@@ -1,0 +1,133 @@
+"""`make demo`: the main job from nothing to nothing, with times.
+
+A server with a home of its own, an image from Debian packages (no container registry needed), a
+sandbox driven by the official E2B SDK, a web server in it reached through the proxy, the CLI;
+at the end everything is taken down and what is left is counted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+AENV = ROOT / ".venv" / "bin" / "aenv"
+SDK_PYTHON = ROOT / ".cache" / "venvs" / "e2b-current" / "bin" / "python"
+IMAGE = "debootstrap:bookworm+python3-minimal,procps"
+SERVER_DEADLINE = 60.0
+
+
+@contextmanager
+def told(what: str) -> Iterator[None]:
+    print(f"· {what} ...", flush=True)
+    begun = time.monotonic()
+    yield
+    print(f"  done in {time.monotonic() - begun:.2f} s", flush=True)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@contextmanager
+def server(home: Path, port: int) -> Iterator[dict[str, str]]:
+    """`aenv serve`, ended and taken down whatever happens; yields the environment of clients."""
+    environ = {**os.environ, "AENV_HOME": str(home), "AENV_URL": f"http://127.0.0.1:{port}"}
+    log = home.with_suffix(".log")
+    with log.open("wb") as sink:
+        process = subprocess.Popen(
+            [AENV, "serve", "--home", home, "--listen", f"127.0.0.1:{port}"],
+            stdout=sink,
+            stderr=sink,
+            start_new_session=True,
+        )
+    try:
+        with told(f"aenv serve --home {home} --listen 127.0.0.1:{port}"):
+            deadline = time.monotonic() + SERVER_DEADLINE
+            while not accepts(port):
+                if process.poll() is not None or time.monotonic() > deadline:
+                    sys.exit(f"the server did not start:\n{log.read_text()}")
+                time.sleep(0.05)
+        yield environ
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+        subprocess.run([AENV, "down"], env=environ, check=True, stdout=subprocess.DEVNULL)
+        log.unlink()
+
+
+def accepts(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def aenv(environ: dict[str, str], *words: str) -> str:
+    print(f"  $ aenv {' '.join(words)}", flush=True)
+    done = subprocess.run(
+        [AENV, *words], env=environ, check=True, stdout=subprocess.PIPE, text=True
+    )
+    return done.stdout.strip()
+
+
+def tour(environ: dict[str, str], home: Path) -> None:
+    with told(f"image from Debian packages: {IMAGE}"):
+        image = json.loads(aenv(environ, "image", "pull", IMAGE, "--name", "base").splitlines()[-1])
+        print(f"  {image['reference']}: {image['size'] / 1e6:.0f} MB as EROFS layers")
+    with told("one command in a sandbox of its own"):
+        print("  " + aenv(environ, "run", "base", "--", "uname", "-sr"))
+    key = (home / "secrets" / "api-key").read_text().strip()
+    sdk = {
+        **environ,
+        "E2B_API_KEY": key,
+        "E2B_API_URL": environ["AENV_URL"],
+        "E2B_SANDBOX_URL": environ["AENV_URL"],
+    }
+    with told("the official E2B SDK, unmodified"):
+        subprocess.run([SDK_PYTHON, ROOT / "tools" / "demo_sdk.py"], env=sdk, check=True)
+
+
+def leftovers(home: Path) -> list[str]:
+    found = [str(path) for path in (home, Path("/run/agentenv")) if _holds_something(path)]
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            text = entry.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if str(home) in text and "demo.py" not in text:
+            found.append(text)
+    return found
+
+
+def _holds_something(path: Path) -> bool:
+    return path.is_dir() and any(path.rglob("*.sock"))
+
+
+def main() -> None:
+    begun = time.monotonic()
+    parent = Path(tempfile.mkdtemp(prefix="aenv-demo-", dir="/var/tmp"))
+    home = parent / "home"
+    home.mkdir()
+    try:
+        with server(home, free_port()) as environ:
+            tour(environ, home)
+    finally:
+        shutil.rmtree(parent)
+    if left := leftovers(home):
+        sys.exit("left behind:\n" + "\n".join(left))
+    print(f"Done in {time.monotonic() - begun:.1f} s; nothing is left behind.")
+
+
+if __name__ == "__main__":
+    main()
