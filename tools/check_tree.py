@@ -56,9 +56,10 @@ class Tree:
         """Modules of the package by their path below it, with their text."""
         for file in self.files:
             path = PurePosixPath(file)
-            if path.suffix == ".py" and path.is_relative_to(PACKAGE):
-                if (text := self.text(file)) is not None:
-                    yield path.relative_to(PACKAGE), text
+            if path.suffix != ".py" or not path.is_relative_to(PACKAGE):
+                continue
+            if (text := self.text(file)) is not None:
+                yield path.relative_to(PACKAGE), text
 
 
 def has_logic(source: str) -> bool:
@@ -167,18 +168,13 @@ def registry_hosts(root: Path = Path("/"), home: Path | None = None) -> set[str]
 
 def machine_paths(root: Path, home: Path) -> set[str]:
     """Folders that exist only here: the one that holds this checkout, the user's own home."""
-    parts = root.parts
-    depth = {"home": 3, "Users": 3}.get(parts[1], 2) if len(parts) > 2 else 0
-    # A checkout in a folder that every machine has proves nothing by its first component.
-    shared = {"root", "tmp", "opt", "srv", "usr", "var", "mnt", "run", "src"}
-    paths = (
-        {str(root) + "/"}
-        if parts[1:2] and parts[1] in shared
-        else {"/".join(parts[:depth])[1:] + "/"}
-    )
+    top = root.parts[1] if len(root.parts) > 1 else ""
+    # A checkout in a folder that every machine has says nothing by its first component.
+    everywhere = {"root", "tmp", "opt", "srv", "usr", "var", "mnt", "run", "src", "home", "Users"}
+    paths = {f"{root}/" if top in everywhere else f"/{top}/"}
     if home != Path("/root"):  # also root's home in every guest
         paths.add(f"{home}/")
-    return {path for path in paths if len(path) > 2}
+    return paths - {"//"}
 
 
 def tracked(root: Path) -> Tree:
