@@ -234,8 +234,9 @@ def read_disk(path: Path, root: Path = Path("/")) -> Disk:
     mounts = parse_mounts((root / "proc/self/mountinfo").read_text())
     holding = [m for m in mounts if resolved.is_relative_to(m.point)]
     # The longest mount point holds it; of two at the same place the later one.
-    kind = max(enumerate(holding), key=lambda im: (len(im[1].point.parts), im[0]))[1].kind
-    return Disk(path, usage.total, usage.free, kind)
+    # In a chroot none may: its own root is no mount of the table.
+    best = max(enumerate(holding), key=lambda im: (len(im[1].point.parts), im[0]), default=None)
+    return Disk(path, usage.total, usage.free, best[1].kind if best else "unknown")
 
 
 def read_device(path: Path) -> Access:

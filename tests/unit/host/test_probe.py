@@ -187,6 +187,15 @@ def test_disk_of_a_folder_that_is_not_there_yet_and_the_mount_that_covers_it(tmp
     assert 0 < disk.free <= disk.total
 
 
+def test_disk_in_a_chroot_whose_root_is_no_mount(tmp_path):
+    root = fake_root(
+        tmp_path / "root", {"proc/self/mountinfo": "1 0 0:5 / /proc rw - proc proc rw\n"}
+    )
+    disk = probe.read_disk(tmp_path, root)
+    assert disk.kind == "unknown"
+    assert disk.total > 0
+
+
 def test_devices(tmp_path):
     assert probe.read_device(tmp_path / "none") is Access.ABSENT
     assert probe.read_device(Path("/dev/null")) is Access.OPENS
