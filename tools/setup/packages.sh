@@ -4,6 +4,7 @@
 ENTRY=/etc/apt/sources.list.d/agentenv.sources
 PINS=/etc/apt/preferences.d/agentenv
 GUARD=/usr/sbin/policy-rc.d
+GUARD_MARK="AgentENV's set-up: start no service now"
 
 packages_ready() {
     # One query; a package that is half installed does not count.
@@ -82,7 +83,7 @@ apt_install() {
     [ -z "$removed" ] || fail "installing $missing would remove: $removed" "decide that yourself with apt-get install"
     awk '/^Inst/ && $3 ~ /^\[/ {print "upgrades because needed: " $0}' <<<"$plan"
     guard_services
-    DEBIAN_FRONTEND=noninteractive apt-get -y -q --no-install-recommends -o DPkg::Lock::Timeout=300 \
+    NEEDRESTART_SUSPEND=1 DEBIAN_FRONTEND=noninteractive apt-get -y -q --no-install-recommends -o DPkg::Lock::Timeout=300 \
         -o Dpkg::Options::=--force-confold install $missing </dev/null
     unguard_services
     keep_off docker-registry "$missing"
@@ -96,18 +97,16 @@ missing_of() {
     done
 }
 
-# A package that brings a service must not start it: the tests start their own.
+# A package that brings a service must not start it: the tests start their own. A guard of the
+# machine's own stays as it is; one that a killed set-up left is ours to take over.
 guard_services() {
-    [ ! -e "$GUARD" ] || return 0
-    printf '#!/bin/sh\nexit 101\n' >"$GUARD"
+    [ ! -e "$GUARD" ] || grep -q "$GUARD_MARK" "$GUARD" || return 0
+    printf '#!/bin/sh\n# %s\nexit 101\n' "$GUARD_MARK" >"$GUARD"
     chmod 0755 "$GUARD"
-    GUARDED=yes
 }
 
 unguard_services() {
-    [ "${GUARDED:-}" = yes ] || return 0
-    rm -f "$GUARD"
-    GUARDED=
+    [ ! -e "$GUARD" ] || ! grep -q "$GUARD_MARK" "$GUARD" || rm -f "$GUARD"
 }
 
 # Nor at the next boot, if it was we who brought it.
