@@ -10,7 +10,17 @@ packages_ready() {
     # One query; a package that is half installed does not count.
     local wanted=("${BASE_PACKAGES[@]}" "${QEMU_PACKAGES[@]}") found
     found=$(dpkg-query -W -f '${db:Status-Status}\n' "${wanted[@]}" 2>/dev/null | grep -c '^installed$')
-    [ "$found" -ge "${#wanted[@]}" ] && qemu_new_enough
+    [ "$found" -ge "${#wanted[@]}" ] && qemu_new_enough && entry_current
+}
+
+# An entry of ours goes when the machine got one of its own for the suite: apt refuses two that
+# differ in how they are trusted.
+entry_current() {
+    [ ! -e "$ENTRY" ] || [ -n "$(wanted_entry)" ] || [ "$(id -u)" != 0 ]
+}
+
+wanted_entry() {
+    python3 "$SETUP/derive_sources.py" --base "$CODENAME" --missing-only "$BACKPORTS"
 }
 
 # QEMU 8.2 brought `migrate-incoming file:`; 7.2 does the rest, but is not what we test.
@@ -24,6 +34,7 @@ packages_step() {
     [ "$(id -u)" = 0 ] || fail "packages are missing and this is not root" \
         "run as root: make setup (or install: ${BASE_PACKAGES[*]} ${QEMU_PACKAGES[*]})"
     say "  packages: reading the machine's package lists"
+    [ ! -e "$ENTRY" ] || offer_backports
     apt_update
     apt_install ca-certificates python3
     if [ -n "$BACKPORTS" ]; then
@@ -40,7 +51,7 @@ packages_step() {
 # already keeps its own priorities, one that we add is out of bounds except for our packages.
 offer_backports() {
     local text
-    text=$(python3 "$SETUP/derive_sources.py" --base "$CODENAME" --missing-only "$BACKPORTS") ||
+    text=$(wanted_entry) ||
         fail "no apt source of this machine offers $CODENAME main" "add one to /etc/apt/sources.list.d"
     {
         echo "# Written by AgentENV's 'make setup': QEMU comes from $BACKPORTS, nothing else does."
