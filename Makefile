@@ -45,8 +45,12 @@ check-python:
 	$(BIN)/lint-imports --no-cache | tail -n 4
 	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright
 
+# Some distributions' toolchains come without these two: said by name, and an error in CI.
 check-rust:
-	cargo fmt --all --check
+	@for part in fmt clippy; do command -v cargo-$$part >/dev/null || { \
+	    echo "not checked: cargo $$part is missing (rustup component add rustfmt clippy)" >&2; \
+	    test -z "$${CI:-}"; exit; }; done; \
+	set -x; cargo fmt --all --check; \
 	cargo clippy --quiet --workspace --all-targets --locked -- -D warnings
 
 # Set-up may just have chosen the toolchain, so the rest runs in a make that has read it.

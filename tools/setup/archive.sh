@@ -26,9 +26,15 @@ in_private() {
         -o Acquire::IndexTargets::deb::Contents-deb::DefaultEnabled=false "$@"
 }
 
-make_tools_folder() {
+# work_folder NAME: set WORK to a new folder beside the results, so that they move in one step.
+# TOOLS may be shared by several clones: one of them at a time, and what a killed one left goes.
+work_folder() {
     mkdir -p "$TOOLS" 2>/dev/null && [ -w "$TOOLS" ] ||
         fail "cannot write $TOOLS" "run as root, or set AENV_TOOLS to a folder of yours"
+    exec 8>"$TOOLS/.setup.lock"
+    flock 8
+    rm -rf "$TOOLS/$1".new.*
+    WORK=$(mktemp -d "$TOOLS/$1.new.XXXXXX")
 }
 
 # exchange NEW OLD: put a finished folder in the place of the one before.

@@ -25,6 +25,7 @@ _OPTION_NAMES = {
     "valid-until-max": "Valid-Until-Max",
     "inrelease-path": "InRelease-Path",
 }
+OWN = "agentenv.sources"
 _LISTS = {"architectures", "languages"}
 _CORE = {"types", "uris", "suites", "components", "enabled", "x-repolib-name"}
 
@@ -98,11 +99,16 @@ def _fields(stanza: str) -> dict[str, str]:
 
 
 def read_machine(etc: Path) -> list[Entry]:
-    """All enabled binary entries of an apt configuration folder (normally ``/etc/apt``)."""
+    """All enabled binary entries of an apt configuration folder (normally ``/etc/apt``).
+
+    Not those of ``agentenv.sources``, which an earlier set-up derived from the rest.
+    """
     parts = etc / "sources.list.d"
     files = [etc / "sources.list", *(sorted(parts.iterdir()) if parts.is_dir() else [])]
     entries: list[Entry] = []
     for file in files:
+        if file.name == OWN:
+            continue
         if file.suffix == ".list" and file.is_file():
             entries += parse_one_line(file.read_text())
         elif file.suffix == ".sources" and file.is_file():

@@ -12,7 +12,6 @@ BASE_PACKAGES=(
     e2fsprogs util-linux fuse3          # writable disks, mounts
     nftables iproute2 procps            # network of a sandbox, facts about the host
     docker-registry umoci busybox-static # tests: a registry on loopback, reference unpacker
-    skopeo                              # tests: images in every transport
 )
 QEMU_PACKAGES=(qemu-system-x86 qemu-utils)
 
@@ -48,10 +47,11 @@ choose_distribution() {
         ;;
     ubuntu:24.04)
         CODENAME=noble
-        KERNEL_SUITES='noble noble-updates' KERNEL_META=linux-image-virtual-hwe-24.04
-        # noble has 1.7, whose merged images are not usable; the next LTS has a current one.
+        KERNEL_SUITES='noble noble-updates' KERNEL_META=linux-image-generic-hwe-24.04
+        # noble has 1.7; the next LTS has a current one.
         EROFS_SUITE=resolute
-        RUST_PACKAGES='rustc-1.85 cargo-1.85'
+        # Under /usr/lib/rust-*; earlier ones have a cargo that calls the default rustc.
+        RUST_PACKAGES='rustc-1.91 cargo-1.91'
         BASE_PACKAGES+=(ubuntu-keyring)
         ;;
     *)

@@ -12,26 +12,25 @@ erofs_ready() {
 erofs_key() { digest "$SETUP/erofs.sh" "$EROFS_SUITE"; }
 
 erofs_step() {
-    local work tool
-    make_tools_folder
-    work=$(mktemp -d "$TOOLS/erofs.new.XXXXXX")
-    mkdir -p "$work/out/bin" "$work/out/lib"
-    private_apt "$work/apt" "$EROFS_SUITE"
+    local tool deb
+    work_folder erofs
+    mkdir -p "$WORK/out/bin" "$WORK/out/lib"
+    private_apt "$WORK/apt" "$EROFS_SUITE"
     # With an empty package state apt fetches the tools and every library they need.
-    in_private "$work/apt" apt-get -qy --no-install-recommends --download-only install erofs-utils
-    for deb in "$work"/apt/archives/*.deb; do dpkg-deb -x "$deb" "$work/root"; done
-    find "$work/root" \( -name '*.so' -o -name '*.so.*' \) -not -path '*/gconv/*' \
-        -exec cp -L {} "$work/out/lib/" \;
+    in_private "$WORK/apt" apt-get -qy --no-install-recommends --download-only install erofs-utils
+    for deb in "$WORK"/apt/archives/*.deb; do dpkg-deb -x "$deb" "$WORK/root"; done
+    find "$WORK/root" \( -name '*.so' -o -name '*.so.*' \) -not -path '*/gconv/*' \
+        -exec cp -L {} "$WORK/out/lib/" \;
     for tool in mkfs.erofs fsck.erofs dump.erofs; do
-        install -D -m 0755 "$work/root/usr/bin/$tool" "$work/out/libexec/$tool"
-        erofs_wrapper "$tool" >"$work/out/bin/$tool"
-        chmod 0755 "$work/out/bin/$tool"
+        install -D -m 0755 "$WORK/root/usr/bin/$tool" "$WORK/out/libexec/$tool"
+        erofs_wrapper "$tool" >"$WORK/out/bin/$tool"
+        chmod 0755 "$WORK/out/bin/$tool"
     done
-    (cd "$work/apt/archives" && sha256sum -- *.deb) >"$work/out/provenance"
-    "$work/out/bin/mkfs.erofs" --version | awk 'NR == 1 {print $NF}' >"$work/out/version"
-    chmod 0755 "$work/out"
-    exchange "$work/out" "$EROFS"
-    rm -rf "$work"
+    (cd "$WORK/apt/archives" && sha256sum -- *.deb) >"$WORK/out/provenance"
+    "$WORK/out/bin/mkfs.erofs" --version | awk 'NR == 1 {print $NF}' >"$WORK/out/version"
+    chmod 0755 "$WORK/out"
+    exchange "$WORK/out" "$EROFS"
+    rm -rf "$WORK"
     stamp "$EROFS/.stamp" "$(erofs_key)"
     say "  erofs-utils $(cat "$EROFS/version")"
 }
@@ -40,7 +39,9 @@ erofs_step() {
 erofs_wrapper() {
     cat <<WRAPPER
 #!/bin/sh
-here=\$(dirname "\$(readlink -f "\$0")")/..
+here=\${0%/*}
+[ ! -L "\$0" ] || here=\$(dirname "\$(readlink -f "\$0")")
+here=\$here/..
 exec "\$here/lib/ld-linux-x86-64.so.2" --argv0 $1 --library-path "\$here/lib" "\$here/libexec/$1" "\$@"
 WRAPPER
 }

@@ -14,19 +14,25 @@ exec 3>&1 # the user's terminal, whatever a step redirects
 
 say() { printf '%s\n' "$*" >&3; printf '%s\n' "$*" >>"$LOG"; }
 
+SAID=99 # exit code of a failure that has been told already
+
 # fail WHAT [REMEDY]: end the set-up with a message a person can act on.
 fail() {
     trap - ERR
     say "setup: step '$STEP' failed: $1"
     [ -z "${2:-}" ] || say "  do: $2"
     say "  then run again: make setup      (full log: $LOG)"
+    [ "$BASH_SUBSHELL" = 0 ] || exit "$SAID"
     exit 1
 }
 
-# The last lines of the log are usually the tool's own reason.
+# The last lines of the log are usually the tool's own reason. Told once: a subshell only passes
+# its code on.
 on_error() {
     local code=$?
     trap - ERR
+    [ "$BASH_SUBSHELL" = 0 ] || exit "$code"
+    [ "$code" != "$SAID" ] || exit 1
     tail -n 12 "$LOG" | sed 's/^/    | /' >&3
     fail "a command ended with code $code"
 }
@@ -41,11 +47,17 @@ step() {
     say "setup: $STEP done ($((SECONDS - began)) s)"
 }
 
-# digest FILE-OR-TEXT...: one short hash over file contents and plain words.
+# digest ITEM...: one short hash over files, folders (names and contents) and plain words.
 digest() {
     local item
     for item in "$@"; do
-        if [ -f "$item" ]; then cat "$item"; else printf '%s\n' "$item"; fi
+        if [ -d "$item" ]; then
+            find "$item" -type f -print0 | sort -z | xargs -0 sha256sum
+        elif [ -f "$item" ]; then
+            cat "$item"
+        else
+            printf '%s\n' "$item"
+        fi
     done | sha256sum | cut -c1-24
 }
 

@@ -15,36 +15,37 @@ kernel_key() {
 }
 
 kernel_step() {
-    local work packages
-    make_tools_folder
-    work=$(mktemp -d "$TOOLS/kernel.new.XXXXXX")
-    private_apt "$work/apt" $KERNEL_SUITES
-    packages=$(kernel_packages "$work/apt")
-    (cd "$work" && in_private "$work/apt" apt-get -q download $packages)
-    for deb in "$work"/*.deb; do dpkg-deb -x "$deb" "$work/root"; done
-    kernel_lay "$work" "$packages"
-    exchange "$work/kernel" "$KERNEL"
-    rm -rf "$work"
+    local packages deb
+    work_folder kernel
+    private_apt "$WORK/apt" $KERNEL_SUITES
+    packages=$(kernel_packages "$WORK/apt")
+    [ -n "$packages" ] || fail "$KERNEL_META of $KERNEL_SUITES names no kernel image"
+    (cd "$WORK" && in_private "$WORK/apt" apt-get -q download $packages)
+    for deb in "$WORK"/*.deb; do dpkg-deb -x "$deb" "$WORK/root"; done
+    kernel_lay "$WORK" "$packages"
+    exchange "$WORK/kernel" "$KERNEL"
+    rm -rf "$WORK"
     stamp "$KERNEL/.stamp" "$(kernel_key)"
     say "  guest kernel $(cat "$KERNEL/version"), $(wc -l <"$KERNEL/modules.load") modules"
 }
 
-# The meta package names the image (and on Ubuntu the modules) of today's version.
+# The meta package names the image of today's version; on Ubuntu its modules lie in packages of
+# their own, named by the meta package or by the image.
 kernel_packages() {
-    in_private "$1" apt-cache depends --no-recommends --no-suggests "$KERNEL_META" |
-        awk '$1 == "Depends:" && $2 ~ /^linux-(image|modules)-[0-9]/ {print $2}' |
-        while read -r name; do
-            printf '%s\n' "$name"
-            # Ubuntu: the image depends on its modules package.
-            in_private "$1" apt-cache depends --no-recommends --no-suggests "$name" |
-                awk '$1 == "Depends:" && $2 ~ /^linux-modules-[0-9]/ {print $2}'
-        done | sort -u
+    local direct
+    direct=$(kernel_needs "$1" "$KERNEL_META")
+    { printf '%s\n' $direct; for name in $direct; do kernel_needs "$1" "$name"; done; } | sort -u
+}
+
+kernel_needs() {
+    in_private "$1" apt-cache depends --no-recommends --no-suggests "$2" |
+        awk '$1 == "Depends:" && $2 ~ /^linux-(image|modules|modules-extra)-[0-9]/ {print $2}'
 }
 
 # kernel_lay WORK PACKAGES: from an unpacked kernel to vmlinuz, modules, modules.load, version.
 kernel_lay() {
     local work=$1 packages=$2 folder version path
-    folder=$(echo "$work"/root/lib/modules/* "$work"/root/usr/lib/modules/* | tr ' ' '\n' | grep -v '\*' | head -n 1)
+    folder=$(find "$work/root" -path '*lib/modules/*' -prune | head -n 1)
     version=$(basename "$folder")
     mkdir -p "$work/kernel/modules" "$work/depmod/lib/modules"
     ln -s "$folder" "$work/depmod/lib/modules/$version"

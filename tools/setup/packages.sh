@@ -4,12 +4,23 @@
 ENTRY=/etc/apt/sources.list.d/agentenv.sources
 PINS=/etc/apt/preferences.d/agentenv
 GUARD=/usr/sbin/policy-rc.d
+GUARD_MARK="AgentENV's set-up: start no service now"
 
 packages_ready() {
     # One query; a package that is half installed does not count.
     local wanted=("${BASE_PACKAGES[@]}" "${QEMU_PACKAGES[@]}") found
     found=$(dpkg-query -W -f '${db:Status-Status}\n' "${wanted[@]}" 2>/dev/null | grep -c '^installed$')
-    [ "$found" -ge "${#wanted[@]}" ] && qemu_new_enough
+    [ "$found" -ge "${#wanted[@]}" ] && qemu_new_enough && entry_current
+}
+
+# An entry of ours goes when the machine got one of its own for the suite: apt refuses two that
+# differ in how they are trusted.
+entry_current() {
+    [ ! -e "$ENTRY" ] || [ -n "$(wanted_entry)" ] || [ "$(id -u)" != 0 ]
+}
+
+wanted_entry() {
+    python3 "$SETUP/derive_sources.py" --base "$CODENAME" --missing-only "$BACKPORTS"
 }
 
 # QEMU 8.2 brought `migrate-incoming file:`; 7.2 does the rest, but is not what we test.
@@ -23,6 +34,7 @@ packages_step() {
     [ "$(id -u)" = 0 ] || fail "packages are missing and this is not root" \
         "run as root: make setup (or install: ${BASE_PACKAGES[*]} ${QEMU_PACKAGES[*]})"
     say "  packages: reading the machine's package lists"
+    [ ! -e "$ENTRY" ] || offer_backports
     apt_update
     apt_install ca-certificates python3
     if [ -n "$BACKPORTS" ]; then
@@ -39,7 +51,7 @@ packages_step() {
 # already keeps its own priorities, one that we add is out of bounds except for our packages.
 offer_backports() {
     local text
-    text=$(python3 "$SETUP/derive_sources.py" --base "$CODENAME" --missing-only "$BACKPORTS") ||
+    text=$(wanted_entry) ||
         fail "no apt source of this machine offers $CODENAME main" "add one to /etc/apt/sources.list.d"
     {
         echo "# Written by AgentENV's 'make setup': QEMU comes from $BACKPORTS, nothing else does."
@@ -82,7 +94,7 @@ apt_install() {
     [ -z "$removed" ] || fail "installing $missing would remove: $removed" "decide that yourself with apt-get install"
     awk '/^Inst/ && $3 ~ /^\[/ {print "upgrades because needed: " $0}' <<<"$plan"
     guard_services
-    DEBIAN_FRONTEND=noninteractive apt-get -y -q --no-install-recommends -o DPkg::Lock::Timeout=300 \
+    NEEDRESTART_SUSPEND=1 DEBIAN_FRONTEND=noninteractive apt-get -y -q --no-install-recommends -o DPkg::Lock::Timeout=300 \
         -o Dpkg::Options::=--force-confold install $missing </dev/null
     unguard_services
     keep_off docker-registry "$missing"
@@ -96,18 +108,16 @@ missing_of() {
     done
 }
 
-# A package that brings a service must not start it: the tests start their own.
+# A package that brings a service must not start it: the tests start their own. A guard of the
+# machine's own stays as it is; one that a killed set-up left is ours to take over.
 guard_services() {
-    [ ! -e "$GUARD" ] || return 0
-    printf '#!/bin/sh\nexit 101\n' >"$GUARD"
+    [ ! -e "$GUARD" ] || grep -q "$GUARD_MARK" "$GUARD" || return 0
+    printf '#!/bin/sh\n# %s\nexit 101\n' "$GUARD_MARK" >"$GUARD"
     chmod 0755 "$GUARD"
-    GUARDED=yes
 }
 
 unguard_services() {
-    [ "${GUARDED:-}" = yes ] || return 0
-    rm -f "$GUARD"
-    GUARDED=
+    [ ! -e "$GUARD" ] || ! grep -q "$GUARD_MARK" "$GUARD" || rm -f "$GUARD"
 }
 
 # Nor at the next boot, if it was we who brought it.

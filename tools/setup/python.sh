@@ -43,7 +43,7 @@ make_venv() {
 
 extension_key() {
     digest "$(python_key)" "$REPO/pyproject.toml" "$REPO/Cargo.lock" \
-        $(find "$REPO/rust/py" -type f | LC_ALL=C sort) "$("$CARGO_FOLDER/rustc" --version)"
+        "$REPO/rust/py" "$("$CARGO_FOLDER/rustc" --version)"
 }
 
 extension_ready() {

@@ -34,7 +34,7 @@ rust_step() {
 
 binaries_key() {
     digest "$SETUP/rust.sh" "$("$CARGO_FOLDER/rustc" --version)" "$REPO"/Cargo.toml "$REPO"/Cargo.lock \
-        $(find "$REPO/rust" -type f | LC_ALL=C sort)
+        "$REPO/rust"
 }
 
 binaries_ready() {
@@ -43,14 +43,18 @@ binaries_ready() {
 }
 
 binaries_step() {
-    cd "$REPO"
-    export CARGO_TARGET_DIR="$REPO/target"
-    PATH="$CARGO_FOLDER:$PATH" cargo build --locked --release -p agentenv-edge
+    local built="$REPO/target/$TARGET/release/agentenv-agent" place="$REPO/target/release/agentenv-agent"
+    cargo_here build --locked --release -p agentenv-edge
     # The agent is PID 1 of guests that may hold no libc at all: static. A target of its own keeps
     # the flag away from build scripts and from the other binaries.
-    PATH="$CARGO_FOLDER:$PATH" RUSTFLAGS='-C target-feature=+crt-static' \
-        cargo build --locked --release -p agentenv-agent --target "$TARGET"
-    install -m 0755 "target/$TARGET/release/agentenv-agent" target/release/agentenv-agent.new
-    mv target/release/agentenv-agent.new target/release/agentenv-agent
+    RUSTFLAGS='-C target-feature=+crt-static' \
+        cargo_here build --locked --release -p agentenv-agent --target "$TARGET"
+    # Moved into place: one that runs or is being copied is never half written.
+    install -m 0755 "$built" "$place.new"
+    mv "$place.new" "$place"
     stamp "$CACHE/stamps/binaries" "$(binaries_key)"
+}
+
+cargo_here() {
+    (cd "$REPO" && PATH="$CARGO_FOLDER:$PATH" CARGO_TARGET_DIR="$REPO/target" cargo "$@")
 }

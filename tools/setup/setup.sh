@@ -15,10 +15,10 @@ for part in ground distribution packages archive kernel erofs rust python docker
     . "$here/$part.sh"
 done
 
-# A step that was cut short leaves a folder with a number, never a half-made result.
+# A step that was cut short leaves nothing half made.
 clean_up() {
     unguard_services
-    rm -rf "$TOOLS"/{kernel,erofs}.new.*
+    [ -z "${WORK:-}" ] || rm -rf "$WORK"
 }
 
 # ensure NAME: run NAME_step unless NAME_ready.
