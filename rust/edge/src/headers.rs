@@ -73,11 +73,13 @@ pub fn response(headers: &mut HeaderMap, switching: bool) {
     restore(headers, kept);
 }
 
-/// Replaces `Host`, as `maskRequestHost` asks for.
+/// Replaces `Host`, as `maskRequestHost` asks for; the original goes on as forwarded host.
 pub fn mask_host(headers: &mut HeaderMap, mask: &str, port: u16) {
     let host = mask.replace("${PORT}", &port.to_string());
     if let Ok(value) = HeaderValue::from_str(&host) {
-        headers.insert(HOST, value);
+        if let Some(asked) = headers.insert(HOST, value) {
+            headers.entry(FORWARDED_HOST).or_insert(asked);
+        }
     }
 }
 
@@ -290,5 +292,6 @@ mod tests {
         let mut headers = map(&[("host", "a")]);
         mask_host(&mut headers, "localhost:${PORT}", 3000);
         assert_eq!(value(&headers, "host"), Some("localhost:3000"));
+        assert_eq!(value(&headers, "x-forwarded-host"), Some("a"));
     }
 }
