@@ -1,0 +1,56 @@
+//! One request under way: counted from its head to the last byte of its answer.
+
+use std::sync::Arc;
+
+use crate::activity::Activity;
+use crate::client::Client;
+use crate::table::Link;
+
+/// Holds a request's place in the accounts; dropped when its answer has ended, however.
+#[derive(Debug)]
+pub struct Flight {
+    client: Arc<Client>,
+    activity: Arc<Activity>,
+    enlisted: Option<(Arc<Link>, usize)>,
+}
+
+/// The route was dropped meanwhile.
+#[derive(Debug)]
+pub struct Gone;
+
+impl Flight {
+    pub fn begin(client: Arc<Client>, activity: Arc<Activity>) -> Self {
+        client.begin();
+        activity.begin();
+        Self {
+            client,
+            activity,
+            enlisted: None,
+        }
+    }
+
+    /// From here on the client's connection ends when the route does.
+    pub fn bind(&mut self, link: &Arc<Link>) -> Result<(), Gone> {
+        let key = link.enlist(Arc::clone(&self.client)).ok_or(Gone)?;
+        self.enlisted = Some((Arc::clone(link), key));
+        Ok(())
+    }
+
+    pub fn sent_in(&self, bytes: usize) {
+        self.activity.sent_in(bytes);
+    }
+
+    pub fn sent_out(&self, bytes: usize) {
+        self.activity.sent_out(bytes);
+    }
+}
+
+impl Drop for Flight {
+    fn drop(&mut self) {
+        if let Some((link, key)) = self.enlisted.take() {
+            link.discharge(key);
+        }
+        self.activity.end();
+        self.client.end();
+    }
+}

@@ -1,0 +1,232 @@
+//! The path of one request: whom it is for, whether it may pass, there and back.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use hyper::body::Incoming;
+use hyper::header::{HeaderMap, HeaderName};
+use hyper::http::request::Parts;
+use hyper::{Method, Request, Response, StatusCode, Version};
+use tokio_util::task::TaskTracker;
+
+use crate::answer::Answer;
+use crate::body::{Download, Reply, Upload};
+use crate::client::Client;
+use crate::flight::Flight;
+use crate::headers;
+use crate::route::{self, SandboxId, Target, AGENT_PORT};
+use crate::table::{Policy, Table};
+use crate::upgrade::Tunnel;
+use crate::upstream::{Api, Lease, Upstream};
+
+const TRAFFIC_TOKEN: HeaderName = HeaderName::from_static("e2b-traffic-access-token");
+
+/// What every request needs to know.
+#[derive(Debug)]
+pub struct Edge {
+    pub table: Arc<Table>,
+    pub api: Arc<Api>,
+    /// Connections and tunnels, which a drain waits for.
+    pub tasks: TaskTracker,
+}
+
+/// Answers one request; failures are answers too.
+pub async fn handle(
+    edge: Arc<Edge>,
+    client: Arc<Client>,
+    request: Request<Incoming>,
+) -> Result<Response<Reply>, Infallible> {
+    let (mut head, body) = request.into_parts();
+    let passed = match admit(&edge, &mut head) {
+        Ok(upstream) => {
+            let request = Request::from_parts(head, body);
+            pass(&edge, client, upstream, request).await
+        }
+        Err(answer) => Err(answer),
+    };
+    Ok(passed.unwrap_or_else(|answer| answer.response()))
+}
+
+/// Finds the upstream and adapts the request to it, or says why it may not pass.
+fn admit(edge: &Edge, head: &mut Parts) -> Result<Upstream, Answer> {
+    if head.method == Method::CONNECT {
+        return Err(Answer::NoTunnels);
+    }
+    headers::to_origin_form(&mut head.uri, &mut head.headers);
+    match route::target(&head.headers) {
+        Ok(Target::Api) => Ok(Upstream::Api(Arc::clone(&edge.api))),
+        Ok(Target::Guest { id, port }) => admit_to_guest(edge, id, port, head),
+        Ok(Target::Nobody(id)) => Err(unknown(edge, id)),
+        Err(route::BadPort(port)) => Err(Answer::BadPort { port }),
+    }
+}
+
+fn admit_to_guest(
+    edge: &Edge,
+    id: SandboxId,
+    port: u16,
+    head: &mut Parts,
+) -> Result<Upstream, Answer> {
+    let Some(route) = edge.table.get(&id) else {
+        return Err(unknown(edge, id.as_str().to_owned()));
+    };
+    if port == AGENT_PORT {
+        let path = head.uri.path();
+        if route::is_internal(path) {
+            return Err(Answer::Internal {
+                path: path.to_owned(),
+            });
+        }
+    } else {
+        present_token(&route.policy, &mut head.headers).map_err(|Refused| {
+            let id = id.as_str().to_owned();
+            Answer::TokenNeeded { id, port }
+        })?;
+        if let Some(mask) = &route.policy.mask_host {
+            headers::mask_host(&mut head.headers, mask, port);
+        }
+    }
+    let link = Arc::clone(&route.link);
+    Ok(Upstream::Guest { link, port })
+}
+
+fn unknown(edge: &Edge, id: String) -> Answer {
+    if edge.table.knows_all() {
+        Answer::NotFound { id }
+    } else {
+        Answer::NotSynced
+    }
+}
+
+struct Refused;
+
+/// Checks the traffic token of a sandbox that is not public; the guest does not get to see it.
+fn present_token(policy: &Policy, headers: &mut HeaderMap) -> Result<(), Refused> {
+    let shown = headers.remove(TRAFFIC_TOKEN);
+    if policy.public {
+        return Ok(());
+    }
+    let token = policy.traffic_token.as_deref().filter(|t| !t.is_empty());
+    match (token, shown) {
+        (Some(token), Some(shown)) if same(token.as_bytes(), shown.as_bytes()) => Ok(()),
+        _ => Err(Refused),
+    }
+}
+
+/// Comparison whose time does not tell where two tokens differ.
+fn same(a: &[u8], b: &[u8]) -> bool {
+    let differing = a.iter().zip(b).fold(0, |sum, (x, y)| sum | (x ^ y));
+    a.len() == b.len() && std::hint::black_box(differing) == 0
+}
+
+async fn pass(
+    edge: &Edge,
+    client: Arc<Client>,
+    upstream: Upstream,
+    mut request: Request<Incoming>,
+) -> Result<Response<Reply>, Answer> {
+    let flight = Flight::begin(Arc::clone(&client), Arc::clone(upstream.activity()));
+    let upgrading = headers::request(request.headers_mut(), client.peer.ip());
+    let tunnel = upgrading.then(|| Tunnel::prepare(&mut request, client));
+    let request = onward(request, &upstream);
+    let (response, lease) = match &upstream {
+        Upstream::Api(_) => upstream.send(request).await?,
+        Upstream::Guest { link, .. } => tokio::select! {
+            biased;
+            sent = upstream.send(request) => sent?,
+            () = link.gone.cancelled() => return Err(gone(link.id)),
+        },
+    };
+    match tunnel {
+        Some(tunnel) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
+            Ok(tunnel.open(&edge.tasks, &upstream, response, flight))
+        }
+        _ => deliver(&upstream, response, lease, flight),
+    }
+}
+
+fn gone(id: SandboxId) -> Answer {
+    Answer::NotFound {
+        id: id.as_str().to_owned(),
+    }
+}
+
+/// The request for the next hop, its body counted.
+fn onward(request: Request<Incoming>, upstream: &Upstream) -> Request<Upload> {
+    let (mut parts, body) = request.into_parts();
+    parts.version = Version::HTTP_11;
+    parts.extensions.clear();
+    let body = Upload::new(body, Arc::clone(upstream.activity()));
+    Request::from_parts(parts, body)
+}
+
+fn deliver(
+    upstream: &Upstream,
+    response: Response<Incoming>,
+    lease: Lease,
+    mut flight: Flight,
+) -> Result<Response<Reply>, Answer> {
+    if let Upstream::Guest { link, .. } = upstream {
+        flight.bind(link).map_err(|_| gone(link.id))?;
+    }
+    let (mut parts, body) = response.into_parts();
+    headers::response(&mut parts.headers, false);
+    parts.version = Version::HTTP_11;
+    parts.extensions.clear();
+    let download = Download::new(body, lease, flight);
+    Ok(Response::from_parts(
+        parts,
+        Reply::Stream(Box::new(download)),
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hyper::header::HeaderValue;
+
+    fn policy(public: bool, token: Option<&str>) -> Policy {
+        Policy {
+            public,
+            traffic_token: token.map(str::to_owned),
+            mask_host: None,
+        }
+    }
+
+    fn passes(policy: &Policy, token: Option<&'static str>) -> bool {
+        let mut headers = HeaderMap::new();
+        if let Some(token) = token {
+            headers.insert(TRAFFIC_TOKEN, HeaderValue::from_static(token));
+        }
+        let passed = present_token(policy, &mut headers).is_ok();
+        assert!(headers.is_empty(), "the guest must not see the token");
+        passed
+    }
+
+    #[test]
+    fn a_public_sandbox_asks_for_nothing() {
+        assert!(passes(&policy(true, Some("secret")), None));
+        assert!(passes(&policy(true, None), Some("whatever")));
+    }
+
+    #[test]
+    fn a_private_sandbox_wants_its_token() {
+        let private = policy(false, Some("secret"));
+        assert!(passes(&private, Some("secret")));
+        for wrong in [
+            None,
+            Some(""),
+            Some("secre"),
+            Some("secret1"),
+            Some("Secret"),
+        ] {
+            assert!(!passes(&private, wrong), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn a_private_sandbox_without_a_token_is_closed() {
+        assert!(!passes(&policy(false, None), Some("")));
+        assert!(!passes(&policy(false, Some("")), Some("")));
+    }
+}
