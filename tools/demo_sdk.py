@@ -73,7 +73,8 @@ def web_server(sandbox: Sandbox) -> None:
     with urllib.request.urlopen(request, timeout=60) as answer:
         page = answer.read().decode()
     print(
-        f"  GET http://8080-{sandbox.sandbox_id}.localhost/ -> {page!r} in {time.monotonic() - begun:.3f} s"
+        f"  GET http://8080-{sandbox.sandbox_id}.localhost/ -> {page!r}"
+        f" in {time.monotonic() - begun:.3f} s"
     )
 
 

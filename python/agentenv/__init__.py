@@ -3,7 +3,7 @@
 The map, in the order data flows (imports point the other way, see ``pyproject.toml``):
 
 image     an OCI image, tar, directory or Debian suite becomes layer tars and a configuration
-layer     layer tars become EROFS block layers; layers and merged metadata become one flat root
+layer     layer tars become block layers; EROFS metadata over them makes one flat root
 snapshot  disk and memory stacks with device state (the door; filled by a later issue)
 engine    boots a machine from paths and sizes: ``qemu``
 sandbox   one life of one machine: network, launch, agent handshake, deadline, end

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
@@ -102,3 +103,15 @@ class KeyedLocks:
                 del self._locks[key]
             else:
                 self._locks[key] = (lock, users - 1)
+
+
+async def interruptible(work: Callable[[threading.Event], T]) -> T:
+    """Run blocking ``work`` in a thread; on cancellation set its event and wait for it to end."""
+    stop = threading.Event()
+    thread = asyncio.ensure_future(asyncio.to_thread(work, stop))
+    try:
+        return await asyncio.shield(thread)
+    except asyncio.CancelledError:
+        stop.set()
+        await asyncio.wait([thread])
+        raise

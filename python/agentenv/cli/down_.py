@@ -24,7 +24,7 @@ def command(home: Home = None) -> None:
 async def _down(effective: config.Config) -> None:
     from agentenv.node.assembly import open_node
 
-    async with open_node(effective) as node:
+    async with open_node(effective, serve=False) as node:
         for info in node.list():
             await node.kill(info.id)
             print(info.id)

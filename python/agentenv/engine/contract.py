@@ -159,3 +159,7 @@ class Engine(Protocol):
     async def adopt(self, spec: MachineSpec) -> Machine | None:
         """Find the machine that ``boot`` started for this spec earlier; None if it is gone."""
         ...
+
+    async def sweep(self, keep: set[str]) -> None:
+        """End machines of this node whose sandbox is not in ``keep``, with all they hold."""
+        ...

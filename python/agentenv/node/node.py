@@ -87,7 +87,7 @@ class Node:
         InfraError; on any of them nothing is left."""
         template_id, build_id, alias, image_id = await self._resolve(template)
         resources = await self._resources(vcpus, memory_mib, disk_mib)
-        image = await self.catalog.inspect(image_id)
+        image = await self.catalog.find(image_id)
         now = utcnow()
         info = SandboxInfo(
             id=new_id(self.id[:NODE_PREFIX_LENGTH]),

@@ -30,7 +30,7 @@ class Ground(Protocol):
         """Make the record durable."""
         ...
 
-    async def take_slot(self) -> Place: ...
+    async def take_slot(self, *, internet: bool) -> Place: ...
     async def give_slot(self, index: int) -> None: ...
 
     def place(self, index: int) -> Place:
@@ -50,6 +50,10 @@ class Ground(Protocol):
 
     async def publish(self, info: SandboxInfo, place: Place) -> None:
         """Let traffic reach the sandbox and answer its name look-ups."""
+        ...
+
+    def will_publish(self, info: SandboxInfo, place: Place) -> None:
+        """As ``publish``, for one that runs already: told with all others after a restart."""
         ...
 
     async def withdraw(self, info: SandboxInfo) -> None:

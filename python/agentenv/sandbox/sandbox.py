@@ -49,7 +49,7 @@ class Sandbox:
             try:
                 await self._save()
                 with launch.phase(self.info.phases, "slot"):
-                    place = await self._ground.take_slot()
+                    place = await self._ground.take_slot(internet=self.info.allow_internet)
                     self.info = self.info.with_(slot=place.index)
                     await self._save()
                 with launch.phase(self.info.phases, "queue"):
@@ -86,8 +86,12 @@ class Sandbox:
                 spec = await launch.machine_spec(self._ground, self.info, place)
                 self._machine = await self._ground.engine.adopt(spec)
                 if self._machine is not None:
-                    self._control = await self._machine.control()
-                    await self._ground.publish(self.info, place)
+                    try:
+                        self._control = await self._machine.control()
+                    except (InfraError, GuestError, TimeoutError):
+                        await self._end(Request.DIED, await self._machine.kill())
+                        return False
+                    self._ground.will_publish(self.info, place)
                     self._watch()
                     return True
             half_made = self.info.state is State.CREATING

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-
 from tests.integration.edge import rig
 
 

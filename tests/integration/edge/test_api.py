@@ -6,7 +6,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-
 from tests.integration.edge import rig
 from tests.integration.edge.guest import converse
 

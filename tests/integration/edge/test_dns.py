@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.integration.edge import rig
 
 from agentenv.errors import InfraError
 from agentenv.node.edge import Resolver
-from tests.integration.edge import rig
 
 NAME = b"\x07example\x03org\x00"
 QUESTION = NAME + struct.pack("!HH", 1, 1)

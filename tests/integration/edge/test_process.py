@@ -7,7 +7,6 @@ import resource
 
 import httpx
 import pytest
-
 from tests.integration.edge import rig
 from tests.integration.edge.rig import ID, PORT, head, read_chunk, read_head
 

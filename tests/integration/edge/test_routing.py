@@ -4,10 +4,10 @@ import asyncio
 import sys
 
 import pytest
-
-from agentenv.errors import InfraError
 from tests.integration.edge import rig
 from tests.integration.edge.rig import ID, PORT
+
+from agentenv.errors import InfraError
 
 pytestmark = pytest.mark.usefixtures("guest")
 TO_GUEST = {"E2b-Sandbox-Id": ID, "E2b-Sandbox-Port": str(PORT)}

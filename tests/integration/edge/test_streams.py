@@ -7,8 +7,6 @@ import json
 import httpx
 import pytest
 import websockets
-
-from tests.integration.edge import rig
 from tests.integration.edge.rig import ID, PORT, WEBSOCKET_PORT, head, read_chunk, read_head
 
 pytestmark = pytest.mark.usefixtures("guest")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from agentenv.concurrency import undo_on_failure
 from agentenv.engine.contract import Capabilities, Machine, MachineSpec
 from agentenv.engine.qemu import argv, initrd, probe
 from agentenv.engine.qemu.argv import Guest, RunFiles
-from agentenv.engine.qemu.machine import QemuMachine, process_name
+from agentenv.engine.qemu.machine import PROCESS_PREFIX, QemuMachine, process_name
 from agentenv.errors import InfraError
 from agentenv.host.cgroup import Cgroups, GroupLimits
 from agentenv.host.process import Launcher, ProcessSpec, run
@@ -59,7 +60,7 @@ class QemuEngine:
 
     async def _examine(self) -> tuple[Guest, Capabilities]:
         files = self._files
-        version = await _version(files.qemu)
+        version = await version_of(files.qemu)
         files.work.mkdir(mode=0o755, parents=True, exist_ok=True)
         make = functools.partial(initrd.ensure, files.work, files.agent, files.kernel_folder)
         built = await asyncio.to_thread(make)
@@ -104,6 +105,17 @@ class QemuEngine:
             return None
         return QemuMachine(spec, status, self._launcher, self._cgroups)
 
+    async def sweep(self, keep: set[str]) -> None:
+        for status in await self._launcher.all():
+            sandbox_id = status.name.removeprefix(PROCESS_PREFIX)
+            if sandbox_id == status.name or sandbox_id in keep:
+                continue
+            await self._launcher.signal(status.name, signal.SIGKILL)
+            await self._launcher.wait(status.name)
+            await self._launcher.forget(status.name)
+        for name in self._cgroups.names() - keep:
+            await self._cgroups.remove(name)
+
     def _make_cgroup(self, spec: MachineSpec) -> tuple[Path, ...]:
         limits = spec.limits
         wanted = GroupLimits(limits.memory_bytes, limits.pids, limits.cpu_weight, limits.cpu_quota)
@@ -127,6 +139,6 @@ def _write_descriptor(spec: MachineSpec, files: RunFiles) -> None:
         files.root.chmod(0o444)
 
 
-async def _version(qemu: Path) -> str:
+async def version_of(qemu: Path) -> str:
     done = await run((str(qemu), "--version"), timeout=20)
     return done.stdout.decode().split("version ", 1)[-1].split()[0]

@@ -28,8 +28,11 @@ TAIL_READ = 64 << 10
 SOCKET_DEADLINE = 30.0  # seconds from the process's start to its control socket
 
 
+PROCESS_PREFIX = "engine/"
+
+
 def process_name(sandbox_id: str) -> str:
-    return f"engine/{sandbox_id}"
+    return PROCESS_PREFIX + sandbox_id
 
 
 class QemuMachine:
@@ -77,9 +80,11 @@ class QemuMachine:
         return await self.kill()
 
     async def kill(self) -> ExitCause:
-        if not self._end.done():
+        name = process_name(self._spec.sandbox_id)
+        status = await self._launcher.status(name)
+        if status is not None and status.running:
             self._asked = True
-            await self._launcher.signal(process_name(self._spec.sandbox_id), signal.SIGKILL)
+            await self._launcher.signal(name, signal.SIGKILL)
         return await self.wait()
 
     async def wait(self) -> ExitCause:

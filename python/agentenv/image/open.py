@@ -1,0 +1,36 @@
+"""From a reference to an opened source, whatever its kind."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+from agentenv.image import archive, debian, registry, tarball
+from agentenv.image.reference import DebianImage, ImageReference, RegistryImage
+from agentenv.image.registry import RegistrySettings
+from agentenv.image.source import ImageSource
+from agentenv.store.blobs import Blobs
+
+
+@asynccontextmanager
+async def opened(
+    reference: ImageReference, settings: RegistrySettings, blobs: Blobs
+) -> AsyncGenerator[ImageSource]:
+    """Open an image; what it needs on disk meanwhile are drafts in ``blobs``."""
+    if isinstance(reference, RegistryImage):
+        async with registry.opened(reference, settings, blobs) as remote:
+            yield remote
+    elif isinstance(reference, DebianImage):
+        async with debian.opened_suite(reference, blobs) as built:
+            yield built
+    elif reference.kind == "dir":
+        await tarball.path_must_exist(reference.path, folder=True)
+        async with tarball.opened_folder(reference.path, blobs) as packed:
+            yield packed
+    elif reference.kind == "tar":
+        await tarball.path_must_exist(reference.path, folder=False)
+        yield await tarball.open_tar(reference.path)
+    else:
+        await tarball.path_must_exist(reference.path, folder=reference.kind == "oci")
+        async with archive.opened(reference, blobs) as found:
+            yield found

@@ -1,0 +1,205 @@
+"""Compares an image as Linux mounts it with the tree it was made from, and that with its source.
+
+Two questions: is what is stored whole and mounts as recorded (always), and does the source, read
+again, convert to the same bytes (where the source can still be read).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import shutil
+import stat
+import threading
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentenv.concurrency import interruptible
+from agentenv.errors import AgentEnvError, ImageError
+from agentenv.host.mount import mounted
+from agentenv.image.compression import READ
+from agentenv.image.open import opened
+from agentenv.image.reference import DebianImage, parse
+from agentenv.image.registry import RegistrySettings
+from agentenv.image.source import quiet
+from agentenv.layer import convert
+from agentenv.layer.catalog import Image
+from agentenv.layer.tree import IMPLIED, Directory, Inode, Kind, Node, walk
+from agentenv.layer.unpack import Unpacker
+from agentenv.store.blobs import Blobs, faults
+
+_FORMATS = {
+    stat.S_IFREG: Kind.FILE,
+    stat.S_IFDIR: Kind.DIRECTORY,
+    stat.S_IFLNK: Kind.SYMLINK,
+    stat.S_IFCHR: Kind.CHARACTER,
+    stat.S_IFBLK: Kind.BLOCK,
+    stat.S_IFIFO: Kind.FIFO,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """What differs at ``path``."""
+
+    path: str
+    what: str
+    expected: str
+    found: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """``entries`` were compared; ``source`` says how the second question went."""
+
+    entries: int
+    differences: tuple[Difference, ...]
+    source: str
+
+
+async def verify(blobs: Blobs, image: Image, settings: RegistrySettings) -> Verdict:
+    """Raises ImageError (``image_incomplete``, ``layer_damaged``), InfraError."""
+    root, _ = await convert.load_tree(blobs, image.diff_ids)
+    parts = await convert.segments(blobs, image.diff_ids)
+    async with blobs.draft() as draft:
+        await asyncio.to_thread(_join, parts, draft.path)
+        async with mounted(draft.path, "erofs", ("ro", "loop")) as folder:
+            found, entries = await interruptible(lambda stop: compare(root, folder, stop))
+    return Verdict(entries, tuple(found), await _source(blobs, image, settings))
+
+
+def _join(parts: Sequence[Path], target: Path) -> None:
+    with faults("the flat image could not be written"), target.open("wb") as out:
+        for part in parts:
+            with part.open("rb") as file:
+                shutil.copyfileobj(file, out, READ)
+
+
+def compare(root: Directory, folder: Path, stop: threading.Event) -> tuple[list[Difference], int]:
+    """Every entry of the tree with the one mounted below ``folder``; and how many there were."""
+    differences: list[Difference] = []
+    inodes: dict[int, int] = {}
+    entries = 0
+    for path, node in walk(root):
+        if stop.is_set():
+            break
+        entries += 1
+        where = b"/".join((os.fsencode(folder), *path))
+        shown = "/" + os.fsdecode(b"/".join(path))
+        try:
+            wanted, seen = _expected(node), _found(where, node)
+        except OSError as error:
+            differences.append(Difference(shown, "entry", "present", str(error.strerror)))
+            continue
+        for what, value in wanted.items():
+            if seen[what] != value:
+                differences.append(Difference(shown, what, str(value), str(seen[what])))
+        if isinstance(node, Inode):
+            number = os.lstat(where).st_ino
+            if inodes.setdefault(id(node), number) != number:
+                differences.append(Difference(shown, "hard link", "same file", "another"))
+    return differences, entries
+
+
+def _inode(node: Node) -> Inode:
+    if isinstance(node, Directory):
+        return node.inode or IMPLIED
+    assert isinstance(node, Inode)
+    return node
+
+
+def _expected(node: Node) -> dict[str, object]:
+    inode = _inode(node)
+    facts: dict[str, object] = {
+        "kind": inode.kind,
+        "mode": f"{inode.mode:04o}",
+        "owner": (inode.uid, inode.gid),
+        "time": inode.mtime,
+        "attributes": dict(inode.xattrs),
+    }
+    if isinstance(node, Directory):
+        return {**facts, "names": sorted(node.children)}
+    match inode.kind:
+        case Kind.FILE:
+            return {**facts, "size": inode.size, "sha256": inode.sha256}
+        case Kind.SYMLINK:
+            return {**facts, "target": inode.target}
+        case Kind.CHARACTER | Kind.BLOCK:
+            return {**facts, "device": inode.device}
+        case _:
+            return facts
+
+
+def _found(path: bytes, node: Node) -> dict[str, object]:
+    info = os.lstat(path)
+    kind = _FORMATS.get(stat.S_IFMT(info.st_mode))
+    facts: dict[str, object] = {
+        "kind": kind,
+        "mode": f"{stat.S_IMODE(info.st_mode):04o}",
+        "owner": (info.st_uid, info.st_gid),
+        "time": (info.st_mtime_ns // 10**9, info.st_mtime_ns % 10**9),
+        "attributes": {
+            os.fsencode(name): os.getxattr(path, name, follow_symlinks=False)
+            for name in os.listxattr(path, follow_symlinks=False)
+        },
+        "size": info.st_size,
+        "device": (os.major(info.st_rdev), os.minor(info.st_rdev)),
+        "names": sorted(os.listdir(path)) if kind is Kind.DIRECTORY else None,
+        "target": os.readlink(path) if kind is Kind.SYMLINK else None,
+        "sha256": None,
+    }
+    if kind is Kind.FILE and _inode(node).kind is Kind.FILE:
+        facts["sha256"] = _hash(path)
+    return facts
+
+
+def _hash(path: bytes) -> str:
+    with open(path, "rb") as file:  # noqa: PTH123 (a path of bytes)
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+async def _source(blobs: Blobs, image: Image, settings: RegistrySettings) -> str:
+    reference = parse(image.reference)
+    if isinstance(reference, DebianImage):
+        return "not compared: built from packages, which change"
+    try:
+        async with opened(reference, settings, blobs) as source:
+            if source.digest != image.digest:
+                return f"not compared: {image.reference} is another image by now"
+            for layer in source.layers:
+                async with source.blob(layer, quiet) as open_blob, blobs.draft() as draft:
+
+                    def work(_: threading.Event, path: Path = draft.path) -> bool:
+                        with open_blob() as blob, path.open("wb") as out:
+                            unpacker = Unpacker(out)
+                            unpacker.run(blob, lambda: None)
+                        return True
+
+                    await interruptible(work)
+                    _, data_key = convert.layer_keys(layer.diff_id)
+                    stored = await convert.stored(blobs, data_key)
+                    if not await asyncio.to_thread(_same, stored, draft.path):
+                        raise ImageError(
+                            f"layer {layer.digest} is stored differently from its source",
+                            fix="remove the image and pull it again",
+                            code="layer_damaged",
+                        )
+    except AgentEnvError as error:
+        if error.code == "layer_damaged":
+            raise
+        return f"not compared: {error.message}"
+    return "the same"
+
+
+def _same(one: Path, other: Path) -> bool:
+    if one.stat().st_size != other.stat().st_size:
+        return False
+    return all(a == b for a, b in zip(_chunks(one), _chunks(other), strict=True))
+
+
+def _chunks(path: Path) -> Generator[bytes]:
+    with path.open("rb") as file:
+        while chunk := file.read(READ):
+            yield chunk

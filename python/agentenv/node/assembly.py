@@ -1,0 +1,175 @@
+"""Puts a node together from its configuration, and takes it apart again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+from agentenv.config import Config
+from agentenv.engine.qemu import initrd, probe
+from agentenv.engine.qemu.engine import Files, QemuEngine, version_of
+from agentenv.errors import Conflict, InfraError
+from agentenv.host import netns
+from agentenv.host.cgroup import Cgroups
+from agentenv.host.supervised import SupervisedLauncher
+from agentenv.host.tools import Tools
+from agentenv.image.registry import RegistrySettings
+from agentenv.layer.catalog import ImageCatalog
+from agentenv.node import doctor
+from agentenv.node.data_plane import DataPlane, DataPlaneConfig, upstreams
+from agentenv.node.ground import Folders, NodeGround
+from agentenv.node.node import Node
+from agentenv.node.slots import SlotConfig, SlotPool
+from agentenv.store.directory import DirectoryBlobs
+from agentenv.store.sql import SqlRecords
+
+log = logging.getLogger(__name__)
+
+RESOLV_FILES = ("/run/systemd/resolve/resolv.conf", "/etc/resolv.conf")
+FOLDER_MODE = 0o711  # engines run as users of their own and pass through
+
+
+def engine_files(config: Config, tools: Tools) -> Files:
+    """Raises MissingTool."""
+    kernel = tools.kernel()
+    return Files(
+        qemu=tools.find("qemu-system-x86_64"),
+        kernel_folder=kernel.image.parent,
+        agent=tools.binary("agentenv-agent"),
+        work=config.home / "engine",
+    )
+
+
+@asynccontextmanager
+async def open_catalog(config: Config) -> AsyncGenerator[tuple[SqlRecords, ImageCatalog]]:
+    """Records and images of a home; for the CLI too, with or without a server."""
+    config.home.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+    records = await SqlRecords.open_sqlite(config.home / "state.db")
+    try:
+        settings = RegistrySettings(config.registry_mirrors, config.insecure_registries)
+        blobs = DirectoryBlobs(config.home / "blobs")
+        yield records, ImageCatalog(config.home, blobs, records, settings)
+    finally:
+        await records.close()
+
+
+@asynccontextmanager
+async def open_node(config: Config, *, serve: bool = True) -> AsyncGenerator[Node]:
+    """A started node; sandboxes outlive it. One that leaves none takes everything else away.
+
+    Without ``serve`` nobody is let in: for taking a home off the machine. Raises MissingTool,
+    InfraError.
+    """
+    tools = Tools.from_environ()
+    folders = Folders(
+        config.home / "sandboxes", config.home / "engine", config.runtime_dir / "sandboxes"
+    )
+    for folder in (config.runtime_dir, folders.sandboxes, folders.disks, folders.run):
+        folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+    launcher = SupervisedLauncher(config.runtime_dir / "supervisor.sock")
+    data_plane = DataPlane(
+        DataPlaneConfig(
+            tools.binary("agentenv-edge"),
+            config.runtime_dir,
+            config.listen,
+            config.api_socket,
+            config.request_wait,
+        ),
+        launcher,
+    )
+    slots = SlotPool(
+        SlotConfig(
+            config.tag,
+            config.runtime_dir / "netns",
+            config.inner_network,
+            config.uplink_network,
+            config.uid_base,
+            config.allow_private,
+            config.slots_ahead if serve else 0,
+        )
+    )
+    cgroups = Cgroups(f"agentenv/{config.tag}")
+    engine = QemuEngine(engine_files(config, tools), launcher, cgroups, netns.open_tap)
+    async with AsyncExitStack() as held:
+        records, catalog = await held.enter_async_context(open_catalog(config))
+        ground = NodeGround(
+            engine=engine,
+            records=records,
+            catalog=catalog,
+            slots=slots,
+            data_plane=data_plane,
+            folders=folders,
+            name_servers=await asyncio.to_thread(_name_servers, config),
+        )
+        node = Node(config, records, catalog, ground)
+        empty = False
+        try:
+            await launcher.ensure()
+            if serve:
+                await data_plane.start()
+                await engine.prepare()
+            await node.start()
+            yield node
+        finally:
+            empty = await node.close()
+            await data_plane.close(everything=empty)
+            await slots.close(everything=empty)
+            if empty:
+                await _leave(config, launcher, cgroups)
+
+
+async def _leave(config: Config, launcher: SupervisedLauncher, cgroups: Cgroups) -> None:
+    """Nothing runs any more: take away what served the sandboxes."""
+    cgroups.remove_parent()
+    try:
+        await launcher.quit()
+    except (Conflict, InfraError) as error:
+        log.warning("the supervisor stays: %s", error.message)
+        return
+    await asyncio.to_thread(_remove_runtime, config.runtime_dir)
+
+
+def _remove_runtime(folder: Path) -> None:
+    """Remove the runtime folder's known content; anything else keeps it."""
+    for name in ("api.sock", "supervisor.sock", "supervisor.sock.log", "supervisor.sock.lock"):
+        (folder / name).unlink(missing_ok=True)
+    for below in (folder / "netns", folder / "sandboxes", folder / "supervisor.sock.d", folder):
+        try:
+            below.rmdir()
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            log.warning("%s stays: %s", below, error)
+            return
+    try:
+        folder.parent.rmdir()
+    except OSError:
+        return  # other homes' servers run
+
+
+def _name_servers(config: Config) -> tuple[str, ...]:
+    files = {name: Path(name).read_text() for name in RESOLV_FILES if Path(name).exists()}
+    return upstreams(config.dns, files)
+
+
+async def examine_host(config: Config) -> list[doctor.Finding]:
+    """For `aenv doctor`: every host fact that matters."""
+    tools = Tools.from_environ()
+
+    async def probe_kvm() -> tuple[bool, str]:
+        files = engine_files(config, tools)
+        files.work.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+        built = await asyncio.to_thread(initrd.ensure, files.work, files.agent, files.kernel_folder)
+        verdict = await probe.kvm(
+            files.work,
+            files.qemu,
+            await version_of(files.qemu),
+            lambda: built,
+            files.kernel_folder / "vmlinuz",
+        )
+        return verdict.works, verdict.reason
+
+    return await doctor.examine(config, tools, probe_kvm)

@@ -1,0 +1,217 @@
+"""The data plane's process and what it is told: who can be reached, whose names are resolved.
+
+`agentenv-edge` outlives this server. What it should know is kept here, so that an edge that
+was killed is started again and told the whole truth.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentenv.concurrency import Tasks
+from agentenv.errors import InfraError, NotFound
+from agentenv.host.process import Launcher, ProcessSpec, ProcessStatus
+from agentenv.node.edge import EdgeClient, Resolver, Route, edge_argv
+
+log = logging.getLogger(__name__)
+
+NAME = "edge"
+START_DEADLINE = 20.0  # seconds from its start to its answer
+STOP_DEADLINE = 5.0
+RESTART_DELAY = 0.5  # seconds; an edge that ends at once must not be restarted in a tight loop
+
+
+@dataclass(frozen=True, slots=True)
+class DataPlaneConfig:
+    """``listen`` is HOST:PORT; the host may be a name with several addresses."""
+
+    binary: Path
+    folder: Path
+    listen: str
+    api: Path
+    api_wait: float
+
+
+class DataPlane:
+    """``start`` or ``forget`` first, ``close`` last; between them ``put`` and ``drop``."""
+
+    def __init__(self, config: DataPlaneConfig, launcher: Launcher) -> None:
+        self._config, self._launcher = config, launcher
+        self._control = config.folder / "edge.sock"
+        self._log = config.folder / "edge.log"
+        self.client = EdgeClient(self._control)
+        self._known: dict[str, tuple[Route, Resolver | None]] = {}
+        self._tasks = Tasks()
+        self._running = False
+
+    async def start(self) -> None:
+        """Bring the edge up, or take over one that serves the same addresses.
+
+        Raises InfraError (``edge_failed``) if it does not come up: the port may be taken.
+        """
+        await self._ensure()
+        self._running = True
+        self._tasks.start(self._watch(), "watch data plane")
+
+    async def _ensure(self) -> None:
+        argv = await asyncio.to_thread(self._argv)
+        status = await self._launcher.status(NAME)
+        if status and status.running and _command(status) == argv:
+            await self.client.hello()
+            return
+        await self._end(status)
+        spec = ProcessSpec(name=NAME, argv=argv, log=self._log)
+        await self._launcher.launch(spec)
+        try:
+            async with asyncio.timeout(START_DEADLINE):
+                while not await self._answers():
+                    await asyncio.sleep(0.01)
+        except TimeoutError:
+            raise self._failed("it does not answer") from None
+
+    async def _answers(self) -> bool:
+        status = await self._launcher.status(NAME)
+        if status is None or not status.running:
+            raise self._failed("it ended")
+        try:
+            await self.client.hello()
+        except InfraError:
+            return False
+        return True
+
+    def _failed(self, what: str) -> InfraError:
+        lines = self._log.read_text(errors="replace").splitlines() if self._log.exists() else []
+        return InfraError(
+            f"the data plane did not start on {self._config.listen}",
+            why=lines[-1] if lines else what,
+            fix="give another --listen",
+            code="edge_failed",
+        )
+
+    def _argv(self) -> tuple[str, ...]:
+        host, _, port = self._config.listen.rpartition(":")
+        try:
+            found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+        except OSError as error:
+            raise InfraError(
+                f"{host} has no address", why=str(error), fix="give another --listen",
+                code="edge_failed",
+            ) from error  # fmt: skip
+        listen = [f"[{a[0]}]:{a[1]}" if ":" in str(a[0]) else f"{a[0]}:{a[1]}" for *_, a in found]
+        return edge_argv(
+            self._config.binary,
+            listen=list(dict.fromkeys(listen)),
+            api=self._config.api,
+            control=self._control,
+            api_wait=self._config.api_wait,
+        )
+
+    async def _end(self, status: ProcessStatus | None) -> None:
+        """Take an edge away: it finishes what is under way unless that takes too long."""
+        if status is None:
+            return
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            await self._launcher.signal(NAME, number)
+            try:
+                async with asyncio.timeout(STOP_DEADLINE):
+                    await self._launcher.wait(NAME)
+                break
+            except TimeoutError:
+                continue
+            except NotFound:
+                break
+        await self._launcher.forget(NAME)
+
+    async def _watch(self) -> None:
+        """Bring an edge that ended back, with all it knew."""
+        while True:
+            try:
+                await self._launcher.wait(NAME)
+                log.warning("the data plane ended; starting it again")
+                await self._ensure()
+                await self.sync()
+            except NotFound:
+                await self._restore()
+            except InfraError as error:
+                log.warning("the data plane is not back yet: %s", error.message)
+            await asyncio.sleep(RESTART_DELAY)
+
+    async def _restore(self) -> None:
+        await self._launcher.ensure()
+        await self._ensure()
+        await self.sync()
+
+    def know(self, route: Route, resolver: Resolver | None) -> None:
+        """Have ``sync`` tell of it."""
+        self._known[route.id] = (route, resolver)
+
+    async def sync(self) -> None:
+        """Tell the edge the whole truth."""
+        routes = [route for route, _ in self._known.values()]
+        resolvers = [resolver for _, resolver in self._known.values() if resolver]
+        for failed in await self.client.sync(routes, resolvers):
+            log.error("the data plane could not open %s: %s", failed.name, failed.message)
+
+    async def put(self, route: Route, resolver: Resolver | None) -> None:
+        """Publish a sandbox. Raises InfraError."""
+        self._known[route.id] = (route, resolver)
+        await self.client.put(route)
+        if resolver:
+            await self.client.dns_up(resolver)
+
+    async def drop(self, sandbox_id: str) -> None:
+        """Cut a sandbox off; an edge that is down is told by not being told any more."""
+        known = self._known.pop(sandbox_id, None)
+        if not self._running:
+            return
+        try:
+            await self.client.drop(sandbox_id)
+            if known and known[1]:
+                await self.client.dns_down(known[1].slot)
+        except InfraError as error:
+            log.warning("the data plane could not drop %s: %s", sandbox_id, error.message)
+
+    async def close(self, *, everything: bool) -> None:
+        """Let go of the edge; with ``everything`` end it."""
+        await self._tasks.close()
+        self._running = False
+        await self.client.close()
+        if everything:
+            await self._end(await self._launcher.status(NAME))
+            for path in (self._control, self._log):
+                path.unlink(missing_ok=True)
+
+
+def _command(status: ProcessStatus) -> tuple[str, ...]:
+    try:
+        raw = Path(f"/proc/{status.pid}/cmdline").read_bytes()
+    except OSError:
+        return ()
+    return tuple(raw.decode(errors="replace").rstrip("\0").split("\0"))
+
+
+def name_servers(text: str) -> tuple[str, ...]:
+    """``IP:53`` of each name server in a resolv.conf, scopes dropped."""
+    found: list[str] = []
+    for line in text.splitlines():
+        words = line.split()
+        if len(words) >= 2 and words[0] == "nameserver":
+            address = words[1].partition("%")[0]
+            found.append(f"[{address}]:53" if ":" in address else f"{address}:53")
+    return tuple(found)
+
+
+def upstreams(configured: tuple[str, ...], files: Mapping[str, str]) -> tuple[str, ...]:
+    """The configured servers, else the host's; a stub's own upstreams before the stub."""
+    if configured:
+        return tuple(a if ":" in a else f"{a}:53" for a in configured)
+    for path in ("/run/systemd/resolve/resolv.conf", "/etc/resolv.conf"):
+        if found := name_servers(files.get(path, "")):
+            return found
+    return ()

@@ -1,0 +1,111 @@
+"""What sandboxes stand on here: slots, engine, images, disks, the data plane."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentenv.engine.contract import Engine, FlatSource
+from agentenv.engine.qemu import disk
+from agentenv.layer.catalog import ImageCatalog
+from agentenv.node.data_plane import DataPlane
+from agentenv.node.edge import Resolver, Route
+from agentenv.node.slots import SlotPool
+from agentenv.sandbox.ground import Place
+from agentenv.sandbox.record import SandboxInfo, to_row
+from agentenv.store.records import Records
+
+DNS_PORT = 53
+
+
+@dataclass(frozen=True, slots=True)
+class Folders:
+    """``sandboxes`` and ``disks`` lie in the home, ``run`` in the runtime folder."""
+
+    sandboxes: Path
+    disks: Path
+    run: Path
+
+
+class NodeGround:
+    """Implements ``Ground``."""
+
+    def __init__(
+        self,
+        *,
+        engine: Engine,
+        records: Records,
+        catalog: ImageCatalog,
+        slots: SlotPool,
+        data_plane: DataPlane,
+        folders: Folders,
+        name_servers: tuple[str, ...],
+    ) -> None:
+        self._engine, self._records, self._catalog = engine, records, catalog
+        self._slots, self._data_plane = slots, data_plane
+        self._folders, self._name_servers = folders, name_servers
+
+    @property
+    def engine(self) -> Engine:
+        return self._engine
+
+    async def save(self, info: SandboxInfo) -> None:
+        await self._records.put_sandbox(to_row(info))
+
+    async def take_slot(self, *, internet: bool) -> Place:
+        return self.place(await self._slots.acquire(internet=internet))
+
+    async def give_slot(self, index: int) -> None:
+        await self._slots.release(index)
+
+    def place(self, index: int) -> Place:
+        uid = self._slots.uid(index)
+        return Place(index, self._slots.attachment(index), uid, uid)
+
+    async def root(self, image_id: str) -> FlatSource:
+        return FlatSource(await self._catalog.segments(image_id))
+
+    async def make_disk(self, path: Path, size_mib: int, uid: int) -> None:
+        await disk.make(self._folders.disks, path, size_mib, uid)
+
+    def files(self, sandbox_id: str) -> Path:
+        return self._folders.sandboxes / sandbox_id
+
+    def run_dir(self, sandbox_id: str) -> Path:
+        return self._folders.run / sandbox_id
+
+    async def publish(self, info: SandboxInfo, place: Place) -> None:
+        await self._data_plane.put(*self._reached(info, place))
+
+    def will_publish(self, info: SandboxInfo, place: Place) -> None:
+        """Have ``publish_all`` tell of a sandbox that runs already."""
+        self._data_plane.know(*self._reached(info, place))
+
+    async def publish_all(self) -> None:
+        """Make the sandboxes published so far the whole truth of the data plane."""
+        await self._data_plane.sync()
+
+    async def withdraw(self, info: SandboxInfo) -> None:
+        await self._data_plane.drop(info.id)
+
+    def _reached(self, info: SandboxInfo, place: Place) -> tuple[Route, Resolver | None]:
+        network = place.attachment
+        address = network.address.partition("/")[0]
+        route = Route(info.id, info.generation, str(network.netns), address)
+        # Name look-ups leave the machine: without internet there are none.
+        if not info.allow_internet or not self._name_servers:
+            return route, None
+        listen = f"{network.gateway}:{DNS_PORT}"
+        return route, Resolver(info.id, str(network.netns), listen, self._name_servers)
+
+    async def reconcile(self, in_use: set[int], owned: set[str]) -> None:
+        """Remove what an earlier server left and no record owns: engines, folders, slots."""
+        await self._engine.sweep(owned)
+        for parent in (self._folders.sandboxes, self._folders.run):
+            for folder in parent.glob("*"):
+                if folder.name not in owned:
+                    await asyncio.to_thread(shutil.rmtree, folder)
+        await self._slots.start(in_use)
+        await self._catalog.collect()
