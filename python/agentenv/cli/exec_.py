@@ -40,7 +40,7 @@ def command(
     async def work(client: Client) -> int:
         processes = Processes(client, await client.sandbox(sandbox_id))
         return await run_process(
-            processes, tuple(words), env=pairs("--env", env), cwd=workdir, user=user
+            processes, command_words(words), env=pairs("--env", env), cwd=workdir, user=user
         )
 
     raise typer.Exit(ask(home, url, work))
@@ -106,3 +106,9 @@ def _exit_code(end: Ended) -> int:
         return end.exit_code
     name = end.status.removeprefix("signal: ").split(" (")[0]
     return SIGNALLED + SIGNALS.get(name, 1)
+
+
+def command_words(words: list[str] | None) -> tuple[str, ...]:
+    """The command of a verb that takes one; a `--` before it only ends our own options."""
+    given = tuple(words or ())
+    return given[1:] if given[:1] == ("--",) else given

@@ -114,7 +114,9 @@ class Machine(Protocol):
     @property
     def pid(self) -> int: ...
 
-    async def control(self) -> ControlChannel: ...
+    async def control(self) -> ControlChannel:
+        """The machine's one channel, shared by all who ask."""
+        ...
 
     async def stop(self, grace: float) -> ExitCause:
         """Ask the guest to power off, force it after ``grace`` seconds."""

@@ -22,9 +22,8 @@ version=1
 CID=fffffffe
 parentCID=ffffffff
 createType="twoGbMaxExtentFlat"
-
+# Extents: no empty line may come before them, QEMU would read the next line twice
 {extents}
-
 ddb.adapterType = "ide"
 """
 

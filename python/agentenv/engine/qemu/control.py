@@ -64,6 +64,10 @@ class SerialControl:
         finally:
             self._waiting.pop(number, None)
 
+    @property
+    def closed(self) -> bool:
+        return self._writer.is_closing()
+
     async def close(self) -> None:
         await self._tasks.close()
         self._writer.close()

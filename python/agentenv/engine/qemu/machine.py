@@ -45,6 +45,7 @@ class QemuMachine:
         self._launcher, self._cgroups = launcher, cgroups
         self._files = RunFiles(spec.run_dir)
         self._asked = False
+        self._control: SerialControl | None = None
         self._tasks = Tasks()
         self._end = self._tasks.start(self._follow(), f"follow {spec.sandbox_id}")
 
@@ -53,11 +54,17 @@ class QemuMachine:
         return self._status.pid
 
     async def control(self) -> ControlChannel:
-        """Raises InfraError if QEMU ended before its socket was there, or does not answer."""
+        """The one channel: QEMU serves one connection at a time, so all callers share it.
+
+        Raises InfraError if QEMU ended before its socket was there, or does not answer.
+        """
+        if self._control is not None and not self._control.closed:
+            return self._control
         async with asyncio.timeout(SOCKET_DEADLINE):
             while True:
                 try:
-                    return await SerialControl.open(self._files.control)
+                    self._control = await SerialControl.open(self._files.control)
+                    return self._control
                 except InfraError:
                     if self._end.done():
                         raise InfraError(
@@ -71,11 +78,7 @@ class QemuMachine:
         self._asked = True
         with contextlib.suppress(GuestError, InfraError, TimeoutError):
             async with asyncio.timeout(grace):
-                control = await self.control()
-                try:
-                    await control.call("shutdown", timeout=grace)
-                finally:
-                    await control.close()
+                await (await self.control()).call("shutdown", timeout=grace)
                 await self.wait()
         return await self.kill()
 
