@@ -16,7 +16,7 @@ from pathlib import Path
 
 import httpx
 
-AENV = (sys.executable, "-m", "agentenv.cli")
+AENV = (str(Path(sys.executable).with_name("aenv")),)
 START_DEADLINE = 60.0
 
 

@@ -83,7 +83,9 @@ class Unpacker:
             hidden = name.removeprefix(WHITEOUT)
             if hidden in (b"", b".", b".."):
                 raise _bad_path("whiteout", name, "it hides nothing")
-            self._folder(above).children.setdefault(hidden, Whiteout())
+            beside = self._folder(above).children
+            if isinstance(there := beside.setdefault(hidden, Whiteout()), Directory):
+                there.opaque = True
 
     def _folder(self, path: list[bytes]) -> Directory:
         """The folder at ``path``, made where it is missing."""
