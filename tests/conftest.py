@@ -11,7 +11,7 @@ import pytest
 from tests.leaks import HostObjects
 from tests.server import TestServer, new_home
 
-BASE_IMAGE = "debootstrap:bookworm+python3-minimal,procps"
+BASE_IMAGE = "debootstrap:bookworm+python3,procps"
 
 
 @pytest.fixture(scope="session")

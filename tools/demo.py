@@ -23,7 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 AENV = ROOT / ".venv" / "bin" / "aenv"
 SDK_PYTHON = ROOT / ".cache" / "venvs" / "e2b-current" / "bin" / "python"
-IMAGE = "debootstrap:bookworm+python3-minimal,procps"
+IMAGE = "debootstrap:bookworm+python3,procps"
 SERVER_DEADLINE = 60.0
 
 

@@ -8,7 +8,9 @@ import sys
 from contextlib import aclosing
 from typing import Annotated
 
+import click
 import typer
+from typer.core import TyperCommand
 
 from agentenv.cli.server import Home, Url, ask
 from agentenv.cli.start_ import Env, pairs
@@ -17,10 +19,21 @@ from agentenv.errors import GuestError, NotFound
 from agentenv.sdk.client import Client
 from agentenv.sdk.process import Ended, Output, Processes, Started
 
-OPTIONS = {"context_settings": {"ignore_unknown_options": True, "allow_interspersed_args": False}}
 STDIN_CHUNK = 32 << 10
 SIGNALLED = 128  # a shell's convention: 128 + signal number
 SIGNALS = {"killed": 9, "terminated": 15, "interrupt": 2, "aborted": 6, "segmentation fault": 11}
+
+
+class CommandVerb(TyperCommand):
+    """A verb whose last words are a command: with `--` what stands before it is ours, without it
+    the first word behind the target begins the command, as with docker."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.allow_interspersed_args = "--" in args
+        return super().parse_args(ctx, args)
+
+
+OPTIONS = {"cls": CommandVerb}
 
 
 def command(
@@ -40,7 +53,7 @@ def command(
     async def work(client: Client) -> int:
         processes = Processes(client, await client.sandbox(sandbox_id))
         return await run_process(
-            processes, command_words(words), env=pairs("--env", env), cwd=workdir, user=user
+            processes, tuple(words), env=pairs("--env", env), cwd=workdir, user=user
         )
 
     raise typer.Exit(ask(home, url, work))
@@ -106,9 +119,3 @@ def _exit_code(end: Ended) -> int:
         return end.exit_code
     name = end.status.removeprefix("signal: ").split(" (")[0]
     return SIGNALLED + SIGNALS.get(name, 1)
-
-
-def command_words(words: list[str] | None) -> tuple[str, ...]:
-    """The command of a verb that takes one; a `--` before it only ends our own options."""
-    given = tuple(words or ())
-    return given[1:] if given[:1] == ("--",) else given

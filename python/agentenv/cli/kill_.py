@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from agentenv.cli.server import Home, Url, ask
-from agentenv.errors import UserError
+from agentenv.errors import AgentEnvError, UserError
 from agentenv.sdk.client import Client
 
 
@@ -26,8 +26,14 @@ def command(
 
     async def work(client: Client) -> None:
         listed = [s["sandboxID"] for s in await client.sandboxes()] if everything else []
+        failures: list[AgentEnvError] = []
         for sandbox_id in [*(sandbox_ids or []), *listed]:
-            await client.kill(sandbox_id)
-            print(sandbox_id)
+            try:
+                await client.kill(sandbox_id)
+                print(sandbox_id)
+            except AgentEnvError as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
 
     ask(home, url, work)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from agentenv.cli import output
-from agentenv.cli.exec_ import OPTIONS, command_words, run_process
+from agentenv.cli.exec_ import OPTIONS, run_process
 from agentenv.cli.server import Home, Url, ask
 from agentenv.cli.start_ import Cpus, Disk, Env, Memory, NoInternet, Template, pairs, sizes
 from agentenv.errors import UserError
@@ -50,7 +50,7 @@ def command(
         output.note(f"sandbox {sandbox_id}")
         try:
             image = (await client.inspect(sandbox_id))["image"]
-            argv = compose(image, command_words(words), entrypoint)
+            argv = compose(image, tuple(words or ()), entrypoint)
             return await run_process(
                 Processes(client, made), argv, env=pairs("--env", env), cwd=workdir, user=user
             )
