@@ -59,12 +59,21 @@ class Transport:
 
     async def document(self, path: str, accept: tuple[str, ...] = ()) -> httpx.Response:
         """A small answer, whole. Raises Missing, ImageError, InfraError."""
-        async with AsyncExitStack() as held:
-            answer = await self._send(held, path, {"Accept": ", ".join(accept) or "*/*"})
-            if int(answer.headers.get("Content-Length") or 0) > MAX_BYTES:
-                raise ImageError("the image's manifest is too long", code="manifest_invalid")
-            await answer.aread()
-            return answer
+        cause: Exception | str = ""
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                async with AsyncExitStack() as held:
+                    answer = await self._send(held, path, {"Accept": ", ".join(accept) or "*/*"})
+                    if int(answer.headers.get("Content-Length") or 0) > MAX_BYTES:
+                        raise ImageError(
+                            "the image's manifest is too long", code="manifest_invalid"
+                        )
+                    await answer.aread()
+                    return answer
+            except httpx.TransportError as error:
+                cause = error
+            await asyncio.sleep(_back_off(attempt))
+        raise self._unreachable(cause)
 
     async def download(self, blob: Descriptor, target: Path, report: Callable[[int], None]) -> None:
         """Fetch a blob into ``target``, resuming where a connection broke; checks its digest."""
@@ -80,7 +89,8 @@ class Transport:
                             have, hasher = 0, hashlib.sha256()
                             out.seek(0)
                             out.truncate()
-                        async for chunk in answer.aiter_raw(1 << 18):
+                        # Chunks as they come: gathered ones would be lost with the connection.
+                        async for chunk in answer.aiter_raw():
                             out.write(chunk)
                             hasher.update(chunk)
                             have += len(chunk)

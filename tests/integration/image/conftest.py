@@ -1,0 +1,52 @@
+import pytest
+from tests import corpus
+
+from agentenv.image.registry import RegistrySettings
+from agentenv.layer.catalog import ImageCatalog
+from agentenv.store.directory import DirectoryBlobs
+from agentenv.store.sql import SqlRecords
+
+
+@pytest.fixture
+async def records(tmp_path):
+    store = await SqlRecords.open_sqlite(tmp_path / "state.db")
+    yield store
+    await store.close()
+
+
+@pytest.fixture
+def blobs(tmp_path):
+    return DirectoryBlobs(tmp_path / "blobs")
+
+
+@pytest.fixture
+def catalog(tmp_path, blobs, records):
+    return ImageCatalog(tmp_path, blobs, records, RegistrySettings())
+
+
+@pytest.fixture(autouse=True)
+def no_login(tmp_path, monkeypatch):
+    """Nobody's own credentials take part."""
+    folder = tmp_path / "docker"
+    folder.mkdir()
+    monkeypatch.setenv("DOCKER_CONFIG", str(folder))
+    return folder
+
+
+@pytest.fixture
+def layout(tmp_path):
+    """An image of three small layers; the last alone is over a megabyte."""
+    layers = [
+        corpus.Layer("gzip").folder("etc").add("etc/one", data=b"1"),
+        corpus.Layer("zstd").add("two", data=corpus.noise(50_000)),
+        corpus.Layer("plain").add("three", data=corpus.noise(1_200_000)),
+    ]
+    path = tmp_path / "layout"
+    config = {"Env": ["A=b"], "Cmd": ["/bin/x"], "User": "1000:7", "WorkingDir": "/w"}
+    corpus.write(path, layers, config)
+    return path
+
+
+async def nothing_stored(blobs, tmp_path):
+    """True if neither a blob nor a draft is there."""
+    return not await blobs.keys() and not list((tmp_path / "blobs" / "drafts").glob("*"))
