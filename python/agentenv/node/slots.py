@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
+import json
 import logging
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,6 +52,7 @@ class SlotPool:
     def __init__(self, config: SlotConfig) -> None:
         self._config = config
         self._uplink = ipaddress.IPv4Network(config.uplink)
+        self._host: tuple[str, ...] = ()
         self._used: set[int] = set()
         self._ready: list[int] = []
         self._making: set[int] = set()
@@ -84,6 +87,7 @@ class SlotPool:
         config = self._config
         self._config.folder.mkdir(mode=0o711, parents=True, exist_ok=True)
         Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
+        self._host = await _own_addresses(self._uplink)
         await firewall.load(network.host_rules(config.tag, self._uplink, config.allow_private))
         prefix = network.interface_prefix(config.tag)
         await firewall.allow_forward(f"{prefix}+", network.host_table(config.tag))
@@ -171,14 +175,17 @@ class SlotPool:
 
     async def _load_rules(self, index: int, *, internet: bool) -> None:
         rules = network.slot_rules(
-            self.plan(index), internet=internet, allow_private=self._config.allow_private
+            self.plan(index),
+            internet=internet,
+            allow_private=self._config.allow_private,
+            host=self._host,
         )
         await firewall.load(rules, self.netns(index))
 
     async def _destroy(self, index: int) -> None:
         """Remove link and namespace, whatever there is of them."""
         interface = self.plan(index).host_interface
-        if Path(f"/sys/class/net/{interface}").exists():
+        if interface in _interfaces():
             with contextlib.suppress(ProcessFailed):  # gone with its namespace meanwhile
                 await self._ip(None, f"link del {interface}")
         await asyncio.to_thread(netns.delete, self.netns(index))
@@ -186,14 +193,26 @@ class SlotPool:
     def _left_behind(self) -> set[int]:
         folder, prefix = self._config.folder, network.interface_prefix(self._config.tag)
         found = {int(p.name) for p in folder.glob("*") if p.name.isdigit()}
-        for link in Path("/sys/class/net").iterdir():
-            if link.name.startswith(prefix):
-                found.add(int(link.name.removeprefix(prefix), 16))
+        for name in _interfaces():
+            if name.startswith(prefix):
+                found.add(int(name.removeprefix(prefix), 16))
         return found
 
     async def _ip(self, path: Path | None, batch: str) -> None:
         words = (*firewall.entered(path), "ip", "-batch", "-")
         await run(words, stdin=batch.encode() + b"\n", timeout=TOOL_DEADLINE)
+
+
+async def _own_addresses(uplink: ipaddress.IPv4Network) -> tuple[str, ...]:
+    """The machine's addresses, but for loopback and our own uplinks."""
+    done = await run(("ip", "-4", "-json", "addr"), timeout=TOOL_DEADLINE)
+    found = [entry["local"] for link in json.loads(done.stdout) for entry in link["addr_info"]]
+    addresses = {ipaddress.IPv4Address(text) for text in found}
+    return tuple(sorted(str(a) for a in addresses if not a.is_loopback and a not in uplink))
+
+
+def _interfaces() -> set[str]:
+    return {name for _, name in socket.if_nameindex()}
 
 
 def _set_sysctls() -> None:

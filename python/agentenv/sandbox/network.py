@@ -85,10 +85,17 @@ route add default via {plan.host_side}
 """
 
 
-def slot_rules(plan: Plan, *, internet: bool, allow_private: Sequence[str]) -> str:
-    """The router namespace's whole ruleset; loading it replaces the former one atomically."""
+def slot_rules(
+    plan: Plan, *, internet: bool, allow_private: Sequence[str], host: Sequence[str] = ()
+) -> str:
+    """The router namespace's whole ruleset; loading it replaces the former one atomically.
+
+    ``host`` are the machine's own addresses, public ones too.
+    """
     allowed = _without(allow_private, ALWAYS_DENIED)
     egress = [f"ip daddr {{ {', '.join(ALWAYS_DENIED)} }} drop"]
+    if host:
+        egress.append(f"ip daddr {{ {', '.join(host)} }} drop")
     if internet:
         if allowed:
             egress.append(f"ip daddr {{ {', '.join(allowed)} }} accept")
