@@ -98,8 +98,8 @@ def tour(environ: dict[str, str], home: Path) -> None:
         subprocess.run([SDK_PYTHON, ROOT / "tools" / "demo_sdk.py"], env=sdk, check=True)
 
 
-def leftovers(home: Path) -> list[str]:
-    found = [str(path) for path in (home, Path("/run/agentenv")) if _holds_something(path)]
+def leftovers(home: Path, runtime_before: set[Path]) -> list[str]:
+    found = [str(path) for path in {home} | runtime() - runtime_before if path.exists()]
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             text = entry.read_bytes().replace(b"\0", b" ").decode(errors="replace")
@@ -110,13 +110,15 @@ def leftovers(home: Path) -> list[str]:
     return found
 
 
-def _holds_something(path: Path) -> bool:
-    return path.is_dir() and any(path.rglob("*.sock"))
+def runtime() -> set[Path]:
+    """The runtime folders of this machine's servers."""
+    return set(Path("/run/agentenv").glob("*"))
 
 
 def main() -> None:
-    begun = time.monotonic()
+    begun, before = time.monotonic(), runtime()
     parent = Path(tempfile.mkdtemp(prefix="aenv-demo-", dir="/var/tmp"))
+    parent.chmod(0o711)  # engines run as users of their own and pass through
     home = parent / "home"
     home.mkdir()
     try:
@@ -124,7 +126,7 @@ def main() -> None:
             tour(environ, home)
     finally:
         shutil.rmtree(parent)
-    if left := leftovers(home):
+    if left := leftovers(home, before):
         sys.exit("left behind:\n" + "\n".join(left))
     print(f"Done in {time.monotonic() - begun:.1f} s; nothing is left behind.")
 

@@ -60,7 +60,13 @@ def plain(blob: BinaryIO) -> Generator[bytes]:
         return
     stream = _decompressor(name)
     while head:
-        yield stream.decompress(head)
+        try:
+            chunk = stream.decompress(head)
+        except (zlib.error, lzma.LZMAError, zstandard.ZstdError, OSError) as error:
+            raise ImageError(
+                "the layer is damaged", why=f"{name}: {error}", code="layer_invalid"
+            ) from error
+        yield chunk
         if stream.eof:
             head = stream.unused_data or blob.read(READ)
             if not head.lstrip(b"\0"):

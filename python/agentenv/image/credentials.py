@@ -67,7 +67,7 @@ def _from_file(auths: dict[str, Any], host: str) -> Credentials | None:
         if token := entry.get("identitytoken"):
             return Credentials("", token, identity=True)
         if encoded := entry.get("auth"):
-            user, _, secret = base64.b64decode(encoded).decode().partition(":")
+            user, _, secret = base64.b64decode(encoded, validate=True).decode().partition(":")
             return Credentials(user, secret.strip("\0"))
         if entry.get("username"):
             return Credentials(entry["username"], entry.get("password", ""))

@@ -90,14 +90,7 @@ def _unpack(
     with faults("the layer could not be stored"):
         with data.open("wb", buffering=1 << 20) as out, open_blob() as blob:
             unpacker = Unpacker(out)
-            try:
-                found = unpacker.run(Reading(blob, advance), check)  # pyright: ignore[reportArgumentType]
-            except (ImageError, OSError, Interrupted):
-                raise
-            except Exception as error:  # what decompressors raise has no common base
-                raise ImageError(
-                    "the layer cannot be read", why=str(error), code="layer_invalid"
-                ) from error
+            found = unpacker.run(Reading(blob, advance), check)
         if found != diff_id:
             raise ImageError(
                 "the layer is not the one the image names",

@@ -11,7 +11,7 @@ from pathlib import Path
 from agentenv.config import Config
 from agentenv.engine.qemu import initrd, probe
 from agentenv.engine.qemu.engine import Files, QemuEngine, version_of
-from agentenv.errors import Conflict, InfraError
+from agentenv.errors import Conflict, InfraError, UserError
 from agentenv.host import netns
 from agentenv.host.cgroup import Cgroups
 from agentenv.host.supervised import SupervisedLauncher
@@ -43,6 +43,21 @@ def engine_files(config: Config, tools: Tools) -> Files:
     )
 
 
+def must_be_passable(path: Path) -> None:
+    """Engines run as users of their own, who must reach what they read.
+
+    Raises UserError (``path_closed``) naming the folder that shuts them out.
+    """
+    for folder in path.resolve().parents:
+        if not folder.stat().st_mode & 0o001:
+            raise UserError(
+                f"{path} cannot be used",
+                why=f"sandboxes' engines run unprivileged and cannot pass {folder}",
+                fix=f"chmod o+x {folder}, or use another place",
+                code="path_closed",
+            )
+
+
 @asynccontextmanager
 async def open_catalog(config: Config) -> AsyncGenerator[tuple[SqlRecords, ImageCatalog]]:
     """Records and images of a home; for the CLI too, with or without a server."""
@@ -64,6 +79,9 @@ async def open_node(config: Config, *, serve: bool = True) -> AsyncGenerator[Nod
     InfraError.
     """
     tools = Tools.from_environ()
+    files = engine_files(config, tools)
+    for path in (config.home, files.qemu, files.kernel_folder):
+        must_be_passable(path)
     folders = Folders(
         config.home / "sandboxes", config.home / "engine", config.runtime_dir / "sandboxes"
     )
@@ -92,7 +110,7 @@ async def open_node(config: Config, *, serve: bool = True) -> AsyncGenerator[Nod
         )
     )
     cgroups = Cgroups(f"agentenv/{config.tag}")
-    engine = QemuEngine(engine_files(config, tools), launcher, cgroups, netns.open_tap)
+    engine = QemuEngine(files, launcher, cgroups, netns.open_tap)
     async with AsyncExitStack() as held:
         records, catalog = await held.enter_async_context(open_catalog(config))
         ground = NodeGround(

@@ -16,6 +16,7 @@ from agentenv.errors import GuestError
 from agentenv.sandbox.record import SandboxInfo
 
 ENTROPY_BYTES = 64  # a kernel generator is seeded by 32; twice that costs nothing
+END_AFTER_CUT = 5.0  # seconds
 INIT_DEADLINE = 30.0  # seconds; it takes 20-200 ms even emulated
 
 
@@ -66,6 +67,8 @@ async def first_hello(machine: Machine, control: ControlChannel, deadline: float
         await asyncio.wait((hello, ended), return_when=asyncio.FIRST_COMPLETED)
         if hello.done() and hello.exception() is None:
             return hello.result()
+        # A machine that ends cuts the channel first; its cause is known a moment later.
+        await asyncio.wait((ended,), timeout=END_AFTER_CUT)
         if ended.done():
             cause = ended.result()
             raise GuestError(

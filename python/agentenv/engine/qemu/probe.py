@@ -16,6 +16,7 @@ from agentenv.errors import AgentEnvError
 from agentenv.host.process import run
 
 DEADLINE = 6.0  # seconds; with working KVM the guest gets there in well under one
+DEVICE = Path("/dev/kvm")
 INIT_MARK = b"agentenv-init"
 
 
@@ -53,10 +54,9 @@ async def kvm(
 
 
 async def _try(qemu: Path, kernel: Path, initrd: Callable[[], Path]) -> tuple[bool, str]:
-    device = Path("/dev/kvm")
-    if not device.exists():
+    if not DEVICE.exists():
         return False, "there is no /dev/kvm"
-    if not os.access(device, os.R_OK | os.W_OK):
+    if not os.access(DEVICE, os.R_OK | os.W_OK):
         return False, "/dev/kvm cannot be opened"
     argv = (
         str(qemu), "-M", "microvm,isa-serial=on,acpi=on", "-accel", "kvm", "-cpu", "host",

@@ -1,0 +1,30 @@
+import pytest
+
+from agentenv.engine.contract import ExitKind
+from agentenv.engine.qemu.cause import decide
+
+PANIC = ("boot", "[ 1.0] Kernel panic - not syncing: sysrq triggered crash", "[ 1.1] CPU: 0")
+
+
+@pytest.mark.parametrize(
+    ("facts", "kind", "word"),
+    [
+        ({"status": -9}, ExitKind.KILLED, "SIGKILL"),
+        ({"status": -9, "asked": True}, ExitKind.STOPPED, "request"),
+        ({"status": -9, "oom_kills": 1}, ExitKind.OUT_OF_MEMORY, "memory"),
+        ({"status": None, "oom_kills": 2}, ExitKind.OUT_OF_MEMORY, "memory"),
+        ({"status": -9, "oom_kills": 1, "asked": True}, ExitKind.STOPPED, "request"),
+        ({"status": 0}, ExitKind.STOPPED, "powered itself off"),
+        ({"status": 0, "console": PANIC}, ExitKind.PANIC, "sysrq triggered"),
+        ({"status": 0, "console": ("agentenv-init: fatal: no disk",)}, ExitKind.FAILED, "no disk"),
+        ({"status": None}, ExitKind.UNKNOWN, "nobody watched"),
+        ({"status": 1, "engine_log": ("a", "qemu: bad -device")}, ExitKind.FAILED, "bad -device"),
+        ({"status": 1}, ExitKind.FAILED, "exit status 1"),
+        ({"status": -99}, ExitKind.KILLED, "signal 99"),
+    ],
+)
+def test_the_cause_is_the_most_telling_fact(facts, kind, word):
+    defaults = {"status": 0, "asked": False, "oom_kills": 0, "console": (), "engine_log": ()}
+    cause = decide(**{**defaults, **facts})
+    assert cause.kind is kind and word in cause.reason
+    assert cause.status == facts["status"]
