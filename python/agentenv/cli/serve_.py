@@ -6,16 +6,20 @@ import asyncio
 import fcntl
 import logging
 import os
+import signal
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from agentenv import config
 from agentenv.cli.server import Home
 from agentenv.errors import Conflict, UserError
+
+if TYPE_CHECKING:
+    import uvicorn
 
 Listen = Annotated[str | None, typer.Option("--listen", help="HOST:PORT [127.0.0.1:8000]")]
 Engine = Annotated[str | None, typer.Option("--engine", help="auto or qemu [auto]")]
@@ -56,6 +60,18 @@ def home_lock(home: Path) -> Generator[None]:
         os.close(fd)
 
 
+async def serve_until_told(server: uvicorn.Server) -> None:
+    """Serve until SIGTERM or SIGINT; then return, so that what stands around it is taken down.
+
+    uvicorn's own handlers raise the signal again when it has stopped, which would end us there.
+    """
+    loop = asyncio.get_running_loop()
+    server.capture_signals = nullcontext  # pyright: ignore[reportAttributeAccessIssue]
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, setattr, server, "should_exit", True)
+    await server.serve()
+
+
 async def _serve(effective: config.Config) -> None:
     import uvicorn
 
@@ -82,4 +98,4 @@ async def _serve(effective: config.Config) -> None:
         print(f"AgentENV on http://{effective.listen}, home {effective.home}", flush=True)
         print(f"engine {capabilities.engine} {capabilities.version}, {capabilities.accelerator}")
         print(f"API key in {effective.api_key_file}", flush=True)
-        await uvicorn.Server(settings).serve()
+        await serve_until_told(uvicorn.Server(settings))
