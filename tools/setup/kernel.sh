@@ -11,7 +11,7 @@ kernel_ready() {
 }
 
 kernel_key() {
-    digest "$SETUP/kernel.sh" "$SETUP/guest_modules.py" "$KERNEL_SUITES" "$KERNEL_META"
+    digest "$SETUP/kernel.sh" "$SETUP/guest_modules.py" "$SETUP/extract_vmlinux.py" "$KERNEL_SUITES" "$KERNEL_META"
 }
 
 kernel_step() {
@@ -42,7 +42,7 @@ kernel_needs() {
         awk '$1 == "Depends:" && $2 ~ /^linux-(image|modules|modules-extra)-[0-9]/ {print $2}'
 }
 
-# kernel_lay WORK PACKAGES: from an unpacked kernel to vmlinuz, modules, modules.load, version.
+# kernel_lay WORK PACKAGES: from an unpacked kernel to vmlinuz, vmlinux, modules, modules.load, version.
 kernel_lay() {
     local work=$1 packages=$2 folder version path
     folder=$(find "$work/root" -path '*lib/modules/*' -prune | head -n 1)
@@ -51,6 +51,9 @@ kernel_lay() {
     ln -s "$folder" "$work/depmod/lib/modules/$version"
     depmod -b "$work/depmod" "$version"
     install -m 0644 "$work/root/boot/vmlinuz-$version" "$work/kernel/vmlinuz"
+    # Without it guests boot from the compressed kernel, which takes them longer.
+    python3 "$SETUP/extract_vmlinux.py" "$work/kernel/vmlinuz" "$work/kernel/vmlinux" ||
+        say "  guests will boot from the compressed kernel"
     install -m 0644 "$work/root/boot/config-$version" "$work/kernel/config" 2>/dev/null || true
     python3 "$SETUP/guest_modules.py" "$folder" >"$work/paths"
     while read -r path; do unpack_module "$folder/$path" "$work/kernel/modules"; done <"$work/paths"

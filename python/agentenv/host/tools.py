@@ -23,7 +23,10 @@ _CHECKOUT = Path(__file__).parents[3]
 
 @dataclass(frozen=True, slots=True)
 class GuestKernel:
-    """The guest kernel's image and its modules, in the order to insert them."""
+    """The guest kernel's image and its modules, in the order to insert them.
+
+    The image is the uncompressed ELF file where there is one, else the bzImage.
+    """
 
     image: Path
     modules: tuple[Path, ...]
@@ -76,7 +79,8 @@ class Tools:
             raise MissingTool(
                 "the guest kernel is missing", why=f"no {error.filename}", fix=SETUP
             ) from error
-        image = folder / "vmlinuz"
+        plain = folder / "vmlinux"
+        image = plain if plain.is_file() else folder / "vmlinuz"
         modules = tuple(folder / "modules" / name for name in names)
         if absent := [path for path in (image, *modules) if not path.is_file()]:
             raise MissingTool("the guest kernel is incomplete", why=f"no {absent[0]}", fix=SETUP)

@@ -6,7 +6,7 @@ import bz2
 import lzma
 import zlib
 from collections.abc import Generator
-from typing import BinaryIO, Protocol
+from typing import Protocol
 
 import zstandard
 
@@ -19,6 +19,12 @@ _MAGICS = {
     b"BZh": "bzip2",
     b"\xfd7zXZ\x00": "xz",
 }
+
+
+class Readable(Protocol):
+    """Anything that gives bytes in order."""
+
+    def read(self, size: int, /) -> bytes: ...
 
 
 class _Decompressor(Protocol):
@@ -49,7 +55,7 @@ def _decompressor(name: str) -> _Decompressor:
             return lzma.LZMADecompressor()
 
 
-def plain(blob: BinaryIO) -> Generator[bytes]:
+def plain(blob: Readable) -> Generator[bytes]:
     """The uncompressed bytes of ``blob``, several streams in a row included."""
     head = blob.read(READ)
     name = compression(head)

@@ -12,6 +12,7 @@ from typing import BinaryIO
 
 from agentenv.concurrency import interruptible
 from agentenv.errors import ImageError
+from agentenv.image.compression import Readable
 from agentenv.layer import erofs, tree
 from agentenv.layer.tree import Directory
 from agentenv.layer.unpack import Unpacker
@@ -45,10 +46,10 @@ def _digest(text: str) -> str:
 class Reading:
     """Counts what a conversion has read, for progress; ``advance`` is called from its thread."""
 
-    blob: BinaryIO
+    blob: Readable
     advance: Callable[[int], None]
 
-    def read(self, size: int = -1) -> bytes:
+    def read(self, size: int, /) -> bytes:
         chunk = self.blob.read(size)
         self.advance(len(chunk))
         return chunk

@@ -9,10 +9,9 @@ from __future__ import annotations
 import hashlib
 import tarfile
 from collections.abc import Callable, Generator
-from typing import BinaryIO
 
 from agentenv.errors import ImageError
-from agentenv.image.compression import READ, plain
+from agentenv.image.compression import READ, Readable, plain
 
 # Documented by neither the library nor its type stubs, part of it since Python 2.7.
 _EndOfArchive: type[tarfile.HeaderError] = vars(tarfile)["EOFHeaderError"]
@@ -26,7 +25,7 @@ class TarReader:
     ``diff_id`` is known after ``drain``. ``check`` is called now and then; it may raise.
     """
 
-    def __init__(self, blob: BinaryIO, check: Callable[[], None]) -> None:
+    def __init__(self, blob: Readable, check: Callable[[], None]) -> None:
         self._source, self._check = plain(blob), check
         self._buffer = memoryview(b"")
         self._position = 0

@@ -226,10 +226,11 @@ def load(data: bytes) -> tuple[Directory, int]:
         if json.loads(header)["format"] != FORMAT:
             raise ValueError(f"format {header}")
         root = Directory()
-        nodes: list[Node] = []
+        nodes = list[Node]()
         for text in lines:
             line: dict[str, Any] = json.loads(text)
-            node: Node = nodes[line["same"] - 1] if "same" in line else _read(line)
+            same: int | None = line.get("same")
+            node = _read(line) if same is None else nodes[same - 1]
             nodes.append(node)
             path = _bytes(line["p"]).split(b"/") if line["p"] else []
             if not path:

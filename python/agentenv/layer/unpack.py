@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import BinaryIO, Protocol, cast
 
 from agentenv.errors import ImageError
-from agentenv.image.compression import READ
+from agentenv.image.compression import READ, Readable
 from agentenv.layer.erofs import BLOCK, XATTR_PREFIXES
 from agentenv.layer.tarstream import TarReader, members
 from agentenv.layer.tree import HOLE, Chunks, Directory, Inode, Kind, Link, Node, Whiteout
@@ -52,7 +52,7 @@ class Unpacker:
         self._data = data
         self._known: dict[tuple[str, int], int | Chunks] = {}
 
-    def run(self, blob: BinaryIO, check: Callable[[], None]) -> str:
+    def run(self, blob: Readable, check: Callable[[], None]) -> str:
         """Unpack the whole of ``blob``; its diff id. Raises ImageError, OSError."""
         reader = TarReader(blob, check)
         for count, member in enumerate(members(reader)):

@@ -34,10 +34,9 @@ FOLDER_MODE = 0o711  # engines run as users of their own and pass through
 
 def engine_files(config: Config, tools: Tools) -> Files:
     """Raises MissingTool."""
-    kernel = tools.kernel()
     return Files(
         qemu=tools.find("qemu-system-x86_64"),
-        kernel_folder=kernel.image.parent,
+        kernel=tools.kernel(),
         agent=tools.binary("agentenv-agent"),
         work=config.home / "engine",
     )
@@ -80,7 +79,7 @@ async def open_node(config: Config, *, serve: bool = True) -> AsyncGenerator[Nod
     """
     tools = Tools.from_environ()
     files = engine_files(config, tools)
-    for path in (config.home, files.qemu, files.kernel_folder):
+    for path in (config.home, files.qemu, files.kernel.image):
         must_be_passable(path)
     folders = Folders(
         config.home / "sandboxes", config.home / "engine", config.runtime_dir / "sandboxes"
@@ -180,13 +179,15 @@ async def examine_host(config: Config) -> list[doctor.Finding]:
     async def probe_kvm() -> tuple[bool, str]:
         files = engine_files(config, tools)
         files.work.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
-        built = await asyncio.to_thread(initrd.ensure, files.work, files.agent, files.kernel_folder)
+        built = await asyncio.to_thread(
+            initrd.ensure, files.work, files.agent, files.kernel.modules
+        )
         verdict = await probe.kvm(
             files.work,
             files.qemu,
             await version_of(files.qemu),
             lambda: built,
-            files.kernel_folder / "vmlinuz",
+            files.kernel.image,
         )
         return verdict.works, verdict.reason
 

@@ -28,6 +28,7 @@ def docker_save(path, layers, tags=("app:1",), *, linked=False):
     names = [f"l{n}/layer.tar" for n in range(len(layers))]
     manifest = [{"Config": "c.json", "RepoTags": [tag], "Layers": names} for tag in tags]
     with tarfile.open(path, "w") as archive:
+
         def put(name, data):
             member = tarfile.TarInfo(name)
             member.size = len(data)

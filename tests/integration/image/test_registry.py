@@ -122,9 +122,8 @@ async def test_a_layer_of_the_right_size_and_wrong_content(catalog, layout, blob
     data = bytearray(path.read_bytes())
     data[5000] ^= 1
     path.write_bytes(data)
-    with registries.faulty(layout) as registry:
-        with pytest.raises(ImageError) as caught:
-            await catalog.pull(f"{registry.host}/x")
+    with registries.faulty(layout) as registry, pytest.raises(ImageError) as caught:
+        await catalog.pull(f"{registry.host}/x")
     assert caught.value.code == "digest_mismatch"
     assert await nothing_stored(blobs, tmp_path)
 
@@ -181,9 +180,8 @@ async def test_a_mirror_is_asked_first_and_passed_over_when_it_fails(
 async def test_a_foreign_platform_is_told(catalog, tmp_path):
     layout = tmp_path / "foreign"
     corpus.write(layout, [corpus.Layer().add("x")], architecture="s390x")
-    with registries.faulty(layout) as registry:
-        with pytest.raises(ImageError) as caught:
-            await catalog.pull(f"{registry.host}/x")
+    with registries.faulty(layout) as registry, pytest.raises(ImageError) as caught:
+        await catalog.pull(f"{registry.host}/x")
     assert caught.value.code == "image_platform" and "s390x" in caught.value.message
 
 

@@ -262,7 +262,9 @@ async def test_a_host_where_docker_drops_forwarded_packets(net: World, chain: st
 async def test_rules_are_loaded_whole_or_not_at_all(net: World):
     await firewall.load("table inet t {\n chain a {\n }\n}\n")
     with pytest.raises(InfraError):
-        await firewall.load("delete table inet t\ntable inet broken {\n chain a {\n nonsense\n }\n}\n")
+        await firewall.load(
+            "delete table inet t\ntable inet broken {\n chain a {\n nonsense\n }\n}\n"
+        )
     assert "table inet t" in tool("nft", "list", "tables")
     await firewall.drop_table("t")
     await firewall.drop_table("t")

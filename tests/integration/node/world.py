@@ -226,8 +226,7 @@ def open_slot_fence(pool: SlotPool, index: int) -> None:
     """Take the fence in the slot away, keeping its address translation."""
     chains = ("input", "forward", "output")
     flushed = "".join(
-        f"flush chain inet agentenv {chain}\n"
-        f"add chain inet agentenv {chain} {{ policy accept; }}\n"
+        f"flush chain inet agentenv {chain}\nadd chain inet agentenv {chain} {{ policy accept; }}\n"
         for chain in chains
     )
     tool("nft", "-f", "-", where=pool.netns(index), stdin=flushed)

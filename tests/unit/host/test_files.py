@@ -28,10 +28,9 @@ async def test_one_holder_at_a_time(tmp_path):
 
 async def test_other_keys_and_sharers_do_not_wait(tmp_path):
     path = tmp_path / "lock"
-    async with file_lock(path, "k", shared=True), file_lock(path, "k", shared=True):
-        async with file_lock(path, "other"), file_lock(path):
-            async with try_file_lock(path, "k") as had:
-                assert not had
+    async with file_lock(path, "k", shared=True), file_lock(path, "k", shared=True):  # noqa: SIM117
+        async with file_lock(path, "other"), file_lock(path), try_file_lock(path, "k") as had:
+            assert not had
     async with try_file_lock(path, "k") as had:
         assert had
 

@@ -10,7 +10,12 @@ from agentenv.errors import ImageError
 from agentenv.image.compression import compression, plain
 
 DATA = bytes(range(256)) * 20_000
-PACK = {"gzip": gzip.compress, "zstd": zstandard.compress, "bzip2": bz2.compress, "xz": lzma.compress}
+PACK = {
+    "gzip": gzip.compress,
+    "zstd": zstandard.compress,
+    "bzip2": bz2.compress,
+    "xz": lzma.compress,
+}
 
 
 @pytest.mark.parametrize("name", PACK)

@@ -49,9 +49,7 @@ def test_opaque_folders_hide_what_is_below():
 
 
 def test_a_file_over_a_folder_and_back():
-    merged = stacked(
-        folder(a=folder(x=file(1)), b=file(2)), folder(a=file(3), b=folder(y=file(4)))
-    )
+    merged = stacked(folder(a=folder(x=file(1)), b=file(2)), folder(a=file(3), b=folder(y=file(4))))
     assert shape(merged)[1] == {"a": ("f", 1, 3), "b": ("0o755", {"y": ("f", 1, 4)})}
 
 
@@ -119,7 +117,7 @@ def test_a_cut_tree_is_told(data):
 
 names = st.sampled_from([b"a", b"b", b"c", b"d"])
 nodes = st.deferred(lambda: leaves | folders)
-leaves = st.builds(Whiteout) | st.builds(lambda n: file(n), st.integers(0, 99))
+leaves = st.builds(Whiteout) | st.builds(file, st.integers(0, 99))
 folders = st.builds(
     lambda listed, opaque, children: Directory(
         Inode(Kind.DIRECTORY, 0o755, 0, 0) if listed else None, opaque, children

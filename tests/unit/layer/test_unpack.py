@@ -46,7 +46,7 @@ def test_whiteouts_hide_lower_entries_only():
 @pytest.mark.parametrize("first", [True, False])
 def test_a_whiteout_beside_a_folder_of_its_name_makes_it_opaque(first):
     layer = Layer()
-    for step in (("w", "f") if first else ("f", "w")):
+    for step in ("w", "f") if first else ("f", "w"):
         _ = layer.add(".wh.d") if step == "w" else layer.folder("d").add("d/x")
     found = tree(layer).children[b"d"]
     assert found.opaque and list(found.children) == [b"x"]
@@ -80,7 +80,9 @@ def test_links_within_share_the_inode_and_others_wait():
 
 
 def test_later_entries_replace_and_folders_keep_their_children():
-    layer = Layer().add("a", data=b"1").add("a", data=b"22").folder("d").add("d/x").folder("d", 0o700)
+    layer = (
+        Layer().add("a", data=b"1").add("a", data=b"22").folder("d").add("d/x").folder("d", 0o700)
+    )
     root = tree(layer.folder("e").add("e/x").add("e"))
     assert root.children[b"a"].size == 2
     assert list(root.children[b"d"].children) == [b"x"] and root.children[b"d"].inode.mode == 0o700

@@ -19,6 +19,7 @@ from agentenv.engine.qemu.machine import PROCESS_PREFIX, QemuMachine, process_na
 from agentenv.errors import InfraError
 from agentenv.host.cgroup import Cgroups, GroupLimits
 from agentenv.host.process import Launcher, ProcessSpec, run
+from agentenv.host.tools import GuestKernel
 
 OpenTap = Callable[[Path, str], int]
 TSC_SPAN = 20  # milliseconds of measuring
@@ -29,7 +30,7 @@ class Files:
     """Where this node's guest parts are; ``work`` is ours to write (initrd, verdicts)."""
 
     qemu: Path
-    kernel_folder: Path
+    kernel: GuestKernel
     agent: Path
     work: Path
 
@@ -62,9 +63,9 @@ class QemuEngine:
         files = self._files
         version = await version_of(files.qemu)
         files.work.mkdir(mode=0o755, parents=True, exist_ok=True)
-        make = functools.partial(initrd.ensure, files.work, files.agent, files.kernel_folder)
+        make = functools.partial(initrd.ensure, files.work, files.agent, files.kernel.modules)
         built = await asyncio.to_thread(make)
-        kernel = files.kernel_folder / "vmlinuz"
+        kernel = files.kernel.image
         verdict = await probe.kvm(files.work, files.qemu, version, lambda: built, kernel)
         accelerator = "kvm" if verdict.works else "tcg"
         tsc = await asyncio.to_thread(_core.tsc_khz, TSC_SPAN)

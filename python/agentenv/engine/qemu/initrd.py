@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 MODE_FILE = 0o100755
@@ -53,11 +53,10 @@ def archive(agent: bytes, modules: Iterable[tuple[str, bytes]]) -> bytes:
     )
 
 
-def ensure(folder: Path, agent: Path, kernel_folder: Path) -> Path:
+def ensure(folder: Path, agent: Path, modules: Sequence[Path]) -> Path:
     """The initrd for this agent and these modules, made if it is not there. Blocking."""
-    names = (kernel_folder / "modules.load").read_text().split()
-    modules = [(name, (kernel_folder / "modules" / name).read_bytes()) for name in names]
-    data = archive(agent.read_bytes(), modules)
+    loaded = [(module.name, module.read_bytes()) for module in modules]
+    data = archive(agent.read_bytes(), loaded)
     path = folder / f"initrd-{hashlib.blake2s(data, digest_size=8).hexdigest()}"
     if not path.exists():
         fresh = folder / f".{path.name}.{os.getpid()}"

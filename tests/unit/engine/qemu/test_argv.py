@@ -21,7 +21,9 @@ def words(guest=GUEST, **more):
 
 
 def test_the_devices_come_in_a_fixed_order():
-    devices = [a.split(",")[0] for f, a in zip(words(), words()[1:], strict=False) if f == "-device"]
+    devices = [
+        a.split(",")[0] for f, a in zip(words(), words()[1:], strict=False) if f == "-device"
+    ]
     assert devices == [
         "virtio-blk-device", "virtio-blk-device", "virtio-net-device", "virtio-serial-device",
         "virtserialport", "virtio-rng-device", "virtio-balloon-device",
@@ -30,7 +32,9 @@ def test_the_devices_come_in_a_fixed_order():
 
 def test_it_is_confined():
     line = " ".join(words())
-    assert "-sandbox on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny" in line
+    assert (
+        "-sandbox on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny" in line
+    )
     assert "-nodefaults" in line and "-no-user-config" in line
 
 

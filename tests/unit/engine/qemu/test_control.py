@@ -19,7 +19,9 @@ class Guest:
             if line.strip():
                 self.lines.append(json.loads(line))
                 for reply in self._answer(self.lines[-1]):
-                    writer.write(reply if isinstance(reply, bytes) else json.dumps(reply).encode() + b"\n")
+                    writer.write(
+                        reply if isinstance(reply, bytes) else json.dumps(reply).encode() + b"\n"
+                    )
             else:
                 self.lines.append(None)
         writer.close()
@@ -58,14 +60,21 @@ async def test_calls_under_way_are_told_apart(channel):
         return [{"id": x["id"], "ok": x["op"]} for x in reversed(waiting)]
 
     control, _ = await channel(answer)
-    assert await asyncio.gather(
-        control.call("one", timeout=5), control.call("two", timeout=5)
-    ) == ["one", "two"]
+    assert await asyncio.gather(control.call("one", timeout=5), control.call("two", timeout=5)) == [
+        "one",
+        "two",
+    ]
 
 
 async def test_noise_and_answers_to_others_are_passed_over(channel):
     control, _ = await channel(
-        lambda q: [b"rest of a line\n", b"[1]\n", b'"x"\n', {"id": 1, "ok": 0}, {"id": q["id"], "ok": 7}]
+        lambda q: [
+            b"rest of a line\n",
+            b"[1]\n",
+            b'"x"\n',
+            {"id": 1, "ok": 0},
+            {"id": q["id"], "ok": 7},
+        ]
     )
     assert await control.call("x", timeout=5) == 7
 

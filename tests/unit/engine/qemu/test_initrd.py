@@ -20,20 +20,18 @@ def test_another_program_reads_the_archive(tmp_path):
 
 @pytest.fixture
 def parts(tmp_path):
-    kernel = tmp_path / "kernel"
-    (kernel / "modules").mkdir(parents=True)
-    (kernel / "modules.load").write_text("a.ko\n")
-    (kernel / "modules/a.ko").write_bytes(b"module")
+    module = tmp_path / "a.ko"
+    module.write_bytes(b"module")
     agent = tmp_path / "agent"
     agent.write_bytes(b"agent")
-    return tmp_path, agent, kernel
+    return tmp_path, agent, (module,)
 
 
 def test_it_is_made_once_per_content(parts):
-    folder, agent, kernel = parts
-    first = initrd.ensure(folder, agent, kernel)
+    folder, agent, modules = parts
+    first = initrd.ensure(folder, agent, modules)
     inode = first.stat().st_ino
-    assert initrd.ensure(folder, agent, kernel) == first and first.stat().st_ino == inode
+    assert initrd.ensure(folder, agent, modules) == first and first.stat().st_ino == inode
     agent.write_bytes(b"newer")
-    assert initrd.ensure(folder, agent, kernel) != first
+    assert initrd.ensure(folder, agent, modules) != first
     assert not list(folder.glob(".*"))
