@@ -27,6 +27,80 @@ MIRRORS = ("tests/unit", "tests/contract", "tests/integration")
 # Modules tested elsewhere: module -> (test file, reason). An entry that is no longer needed, or
 # whose file is gone, is a fault too.
 HOMES: dict[str, tuple[str, str]] = {
+    "api/errors.py": ("tests/unit/api/test_app.py", "asked through the application"),
+    "api/sandboxes.py": ("tests/unit/api/test_app.py", "asked through the application"),
+    "api/schemas.py": ("tests/unit/api/test_app.py", "asked through the application"),
+    "cli/exec_.py": ("tests/integration/node/test_sandboxes.py", "run as the command it is"),
+    "cli/run_.py": ("tests/integration/node/test_sandboxes.py", "run as the command it is"),
+    "cli/start_.py": ("tests/integration/node/test_sandboxes.py", "run as the command it is"),
+    "cli/kill_.py": ("tests/integration/node/test_sandboxes.py", "run as the command it is"),
+    "cli/ls_.py": ("tests/integration/node/test_sandboxes.py", "run as the command it is"),
+    "cli/inspect_.py": ("tests/integration/node/test_sandboxes.py", "run as the command it is"),
+    "cli/logs_.py": ("tests/integration/node/test_sandboxes.py", "run as the command it is"),
+    "cli/server.py": ("tests/integration/node/test_sandboxes.py", "run as the command it is"),
+    "cli/config_.py": ("tests/integration/cli/test_cli.py", "run as the command it is"),
+    "cli/doctor_.py": ("tests/integration/cli/test_cli.py", "run as the command it is"),
+    "cli/image_.py": ("tests/integration/cli/test_cli.py", "run as the command it is"),
+    "cli/output.py": ("tests/integration/cli/test_cli.py", "run as the command it is"),
+    "cli/serve_.py": ("tests/integration/node/test_assembly.py", "run as the command it is"),
+    "cli/down_.py": ("tests/integration/node/test_assembly.py", "run as the command it is"),
+    "cluster/local.py": (
+        "tests/integration/node/test_sandboxes.py",
+        "needs a machine: tested through the whole",
+    ),
+    "node/ground.py": (
+        "tests/integration/node/test_sandboxes.py",
+        "needs a machine: tested through the whole",
+    ),
+    "node/node.py": (
+        "tests/integration/node/test_sandboxes.py",
+        "needs a machine: tested through the whole",
+    ),
+    "sandbox/launch.py": (
+        "tests/integration/node/test_sandboxes.py",
+        "needs a machine: tested through the whole",
+    ),
+    "sdk/process.py": (
+        "tests/integration/node/test_sandboxes.py",
+        "needs a machine: tested through the whole",
+    ),
+    "engine/qemu/disk.py": (
+        "tests/integration/node/test_sandboxes.py",
+        "needs a machine: tested through the whole",
+    ),
+    "sandbox/sandbox.py": ("tests/faults/node/test_crashes.py", "its promises are about crashes"),
+    "engine/qemu/engine.py": (
+        "tests/faults/node/test_crashes.py",
+        "its promises are about crashes",
+    ),
+    "engine/qemu/machine.py": (
+        "tests/faults/node/test_crashes.py",
+        "its promises are about crashes",
+    ),
+    "host/firewall.py": (
+        "tests/integration/node/test_slots.py",
+        "their user's tests run on a private internet",
+    ),
+    "host/netns.py": (
+        "tests/integration/node/test_slots.py",
+        "their user's tests run on a private internet",
+    ),
+    "host/mount.py": ("tests/integration/layer/test_unpack.py", "the corpus is mounted with it"),
+    "image/debian.py": ("tests/integration/image/test_tarball.py", "asked through the catalog"),
+    "image/open.py": ("tests/integration/image/test_tarball.py", "asked through the catalog"),
+    "image/transport.py": (
+        "tests/integration/image/test_registry.py",
+        "asked through the registry it talks to",
+    ),
+    "layer/convert.py": ("tests/integration/layer/test_catalog.py", "asked through the catalog"),
+    "layer/verify.py": ("tests/integration/layer/test_catalog.py", "asked through the catalog"),
+    "layer/tarstream.py": ("tests/unit/layer/test_unpack.py", "asked through its one user"),
+    "store/directory.py": (
+        "tests/contract/store/test_blobs.py",
+        "the contract suite of blob stores runs on it",
+    ),
+    "template/named.py": ("tests/contract/records/test_named.py", "on each store of records"),
+    "model.py": ("tests/unit/sandbox/test_record.py", "values without behaviour"),
     "host/supervisor.py": (
         "tests/integration/host/test_supervised.py",
         "a program of its own: tested through its client",

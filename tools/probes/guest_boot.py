@@ -55,7 +55,9 @@ def newc(files: dict[str, tuple[int, bytes]]) -> bytes:
 
 def initramfs(kernel: GuestKernel, busybox: bytes) -> bytes:
     directory, program, plain, link = 0o040755, 0o100755, 0o100644, 0o120777
-    files = dict.fromkeys(("bin", "proc", "dev", "mnt", "modules"), (directory, b""))
+    files: dict[str, tuple[int, bytes]] = dict.fromkeys(
+        ("bin", "proc", "dev", "mnt", "modules"), (directory, b"")
+    )
     files |= {"init": (program, INIT.encode()), "bin/busybox": (program, busybox)}
     for applet in ("sh", "mount", "insmod", "cat", "echo", "poweroff"):
         files[f"bin/{applet}"] = (link, b"busybox")

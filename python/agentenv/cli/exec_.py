@@ -6,7 +6,7 @@ import os
 import stat
 import sys
 from contextlib import aclosing
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
@@ -27,7 +27,7 @@ class CommandVerb(TyperCommand):
     """A verb whose last words are a command: with `--` what stands before it is ours, without it
     the first word behind the target begins the command, as with docker."""
 
-    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         ctx.allow_interspersed_args = "--" in args
         return super().parse_args(ctx, args)
 

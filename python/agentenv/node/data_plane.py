@@ -152,7 +152,9 @@ class DataPlane:
         self._known[route.id] = (route, resolver)
 
     async def sync(self) -> None:
-        """Tell the edge the whole truth."""
+        """Tell the edge the whole truth; nothing to do where none was started."""
+        if not self._running:
+            return
         routes = [route for route, _ in self._known.values()]
         resolvers = [resolver for _, resolver in self._known.values() if resolver]
         for failed in await self.client.sync(routes, resolvers):

@@ -170,7 +170,7 @@ def faulty(layout: Path):
         def do_GET(self):
             registry.answer(self)
 
-        def log_message(self, *_):
+        def log_message(self, format, *args):
             pass
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)

@@ -50,11 +50,13 @@ async def test_deleting_is_final_and_may_be_repeated(blobs):
 
 @pytest.mark.parametrize("fail", [RuntimeError, asyncio.CancelledError])
 async def test_a_draft_that_is_not_committed_leaves_nothing(blobs, fail):
+    made = []
     with pytest.raises(fail):
         async with blobs.draft() as draft:
+            made.append(draft.path)
             draft.path.write_bytes(b"half")
             raise fail
-    assert not draft.path.exists() and not await blobs.keys()
+    assert not made[0].exists() and not await blobs.keys()
 
 
 async def test_sweeping_leaves_the_drafts_of_the_living(blobs):
