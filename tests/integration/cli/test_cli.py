@@ -77,7 +77,17 @@ def test_doctor_has_a_verdict_and_a_remedy_for_every_fact(home):
     assert {f["verdict"] for f in findings} <= {"ok", "warn", "fail"}
     assert all(f["remedy"] for f in findings if f["verdict"] != "ok")
     names = " ".join(f["name"] for f in findings).lower()
-    for fact in ("kernel", "kvm", "memory", "disk", "cgroup", "qemu", "mmdebstrap", "addresses", "forwarding"):
+    for fact in (
+        "kernel",
+        "kvm",
+        "memory",
+        "disk",
+        "cgroup",
+        "qemu",
+        "mmdebstrap",
+        "addresses",
+        "forwarding",
+    ):
         assert fact in names, fact
     assert done.returncode == (1 if any(f["verdict"] == "fail" for f in findings) else 0)
 
