@@ -38,13 +38,7 @@ pub fn root() -> Result<(), String> {
     let (image, disk) = (wait_for_disk("root")?, wait_for_disk("disk")?);
     mount(&image, "/image", "erofs", libc::MS_RDONLY, "")?;
     // The blank disk is all zeroes: nothing is left for the kernel to initialise by and by.
-    mount(
-        &disk,
-        "/disk",
-        "ext4",
-        libc::MS_NOATIME,
-        "noinit_itable",
-    )?;
+    mount(&disk, "/disk", "ext4", libc::MS_NOATIME, "noinit_itable")?;
     folder("/disk/upper")?;
     folder("/disk/work")?;
     // The root folder's own mode and owner are the image's.
