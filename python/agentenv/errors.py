@@ -8,6 +8,9 @@ bug and is answered as ``internal``.
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -109,3 +112,25 @@ class MissingTool(InfraError):
     """A system tool or file is missing or too old; ``fix`` names the command that brings it."""
 
     code = "missing_tool"
+
+
+@contextmanager
+def faults(what: str) -> Generator[None]:
+    """Turn the system's errors into ours."""
+    try:
+        yield
+    except OSError as error:
+        raise fault(what, error) from error
+
+
+def fault(what: str, error: OSError) -> InfraError:
+    """What a failed file operation means to its operator."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return InfraError(
+            what,
+            why="no space is left on the disk",
+            fix="free some: aenv image ls, aenv image rm",
+            code="disk_full",
+            http_status=507,
+        )
+    return InfraError(what, why=str(error), code="file_failed")

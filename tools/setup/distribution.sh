@@ -12,7 +12,7 @@ BASE_PACKAGES=(
     e2fsprogs util-linux fuse3          # writable disks, mounts
     nftables iproute2 procps            # network of a sandbox, facts about the host
     docker-registry umoci busybox-static # tests: a registry on loopback, reference unpacker
-    iptables                            # tests: a host with Docker's rules
+    iptables musl-tools                 # tests: a host with Docker's rules, an image without glibc
 )
 QEMU_PACKAGES=(qemu-system-x86 qemu-utils)
 

@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
 
-from agentenv.errors import ImageError
+from agentenv.errors import ImageError, faults
 from agentenv.image import manifest as m
 from agentenv.image.compression import READ, compression, plain
 from agentenv.image.reference import LocalImage
 from agentenv.image.source import OpenBlob, Report, SourceLayer
 from agentenv.model import ImageConfig
-from agentenv.store.blobs import Blobs, faults
+from agentenv.store.blobs import Blobs
 
 MAX_NESTED = 4  # indexes within indexes
 

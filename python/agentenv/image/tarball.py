@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentenv.concurrency import interruptible
-from agentenv.errors import ImageError
+from agentenv.errors import ImageError, faults
 from agentenv.image.compression import plain
 from agentenv.image.source import OpenBlob, Report, SourceLayer
 from agentenv.model import ImageConfig
-from agentenv.store.blobs import Blobs, faults
+from agentenv.store.blobs import Blobs
 
 PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 

@@ -19,11 +19,10 @@ from pathlib import Path
 
 import httpx
 
-from agentenv.errors import AgentEnvError, ImageError, InfraError
+from agentenv.errors import AgentEnvError, ImageError, InfraError, faults
 from agentenv.image import credentials
 from agentenv.image.archive import mismatch
 from agentenv.image.manifest import MAX_BYTES, Descriptor
-from agentenv.store.blobs import faults
 
 log = logging.getLogger(__name__)
 

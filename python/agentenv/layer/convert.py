@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import BinaryIO
 
 from agentenv.concurrency import interruptible
-from agentenv.errors import ImageError
+from agentenv.errors import ImageError, faults
 from agentenv.image.compression import Readable
 from agentenv.layer import erofs, tree
 from agentenv.layer.tree import Directory
 from agentenv.layer.unpack import Unpacker
-from agentenv.store.blobs import Blobs, faults
+from agentenv.store.blobs import Blobs
 
 DATA, TREE, META = "data", "tree", "meta"
 # Part of every key: bytes of another writer are other blobs.

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentenv.concurrency import interruptible
-from agentenv.errors import AgentEnvError, ImageError
+from agentenv.errors import AgentEnvError, ImageError, faults
 from agentenv.host.mount import mounted
 from agentenv.image.compression import READ
 from agentenv.image.open import opened
@@ -28,7 +28,7 @@ from agentenv.layer import convert
 from agentenv.layer.catalog import Image
 from agentenv.layer.tree import IMPLIED, Directory, Inode, Kind, Node, walk
 from agentenv.layer.unpack import Unpacker
-from agentenv.store.blobs import Blobs, faults
+from agentenv.store.blobs import Blobs
 
 _FORMATS = {
     stat.S_IFREG: Kind.FILE,

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from agentenv.engine.contract import ControlChannel, ExitCause, Limits, Machine, MachineSpec
+from agentenv.errors import faults
 from agentenv.sandbox import agent
 from agentenv.sandbox.ground import Ground, Place
 from agentenv.sandbox.record import SandboxInfo
@@ -75,8 +76,9 @@ async def launch(
 
 async def _folders(ground: Ground, info: SandboxInfo, place: Place) -> None:
     def make(folder: Path) -> None:
-        folder.mkdir(mode=AGENT_USER_FOLDER_MODE, parents=True, exist_ok=True)
-        os.chown(folder, place.uid, place.gid)
+        with faults("the sandbox's folder could not be made"):
+            folder.mkdir(mode=AGENT_USER_FOLDER_MODE, parents=True, exist_ok=True)
+            os.chown(folder, place.uid, place.gid)
 
     for folder in (ground.files(info.id), ground.run_dir(info.id)):
         await asyncio.to_thread(make, folder)

@@ -198,17 +198,27 @@ class Sandbox:
             state=move(self.id, self.info.state, request),
             cause=ExitCause(cause.kind, cause.reason, cause.status, console),
         )
-        await self._save()
+        await self._note()
         if self._control is not None:
             await self._control.close()
         await launch.dismantle(self._ground, self.info, self._machine)
         self._machine = self._control = None
         self.info = self.info.with_(state=move(self.id, self.info.state, Request.GONE), slot=None)
-        await self._save()
+        await self._note()
         self._on_end(self)
 
     async def _save(self) -> None:
         await self._ground.save(self.info)
+
+    async def _note(self) -> None:
+        """Save, if the store takes it: a full disk must not keep a sandbox from being dismantled.
+
+        A record left behind is found by the next server, which ends it.
+        """
+        try:
+            await self._save()
+        except InfraError as error:
+            log.error("the end of sandbox %s is not recorded: %s", self.id, error.message)
 
 
 def _failed_creation(error: BaseException) -> ExitCause:

@@ -7,14 +7,10 @@ that is not committed leaves nothing, and one whose process died is removed by `
 
 from __future__ import annotations
 
-import errno
 import re
-from collections.abc import Generator
-from contextlib import AbstractAsyncContextManager, contextmanager
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Protocol
-
-from agentenv.errors import InfraError
 
 KEY = re.compile(r"^[a-z]+/[0-9a-f]{8,128}$")
 
@@ -31,7 +27,7 @@ class Draft(Protocol):
 
 
 class Blobs(Protocol):
-    """All raise InfraError: ``disk_full`` when there is no space, else ``blob_store``."""
+    """All raise InfraError: ``disk_full`` when there is no space, else ``file_failed``."""
 
     def draft(self) -> AbstractAsyncContextManager[Draft]: ...
 
@@ -48,25 +44,3 @@ class Blobs(Protocol):
     async def sweep(self) -> int:
         """Remove drafts whose writer is gone; how many."""
         ...
-
-
-@contextmanager
-def faults(what: str) -> Generator[None]:
-    """Turn the system's errors into ours."""
-    try:
-        yield
-    except OSError as error:
-        raise fault(what, error) from error
-
-
-def fault(what: str, error: OSError) -> InfraError:
-    """What a failed file operation means to its operator."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return InfraError(
-            what,
-            why="no space is left on the disk of the home",
-            fix="free some: aenv image ls, aenv image rm",
-            code="disk_full",
-            http_status=507,
-        )
-    return InfraError(what, why=str(error), code="blob_store")

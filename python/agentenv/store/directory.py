@@ -15,7 +15,8 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from agentenv.store.blobs import KEY, faults
+from agentenv.errors import faults
+from agentenv.store.blobs import KEY
 
 DRAFTS = "drafts"
 FOLDER_MODE = 0o711  # names are digests: who knows one may read, nobody needs to list

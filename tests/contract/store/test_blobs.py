@@ -96,7 +96,7 @@ async def test_a_full_disk_is_told_and_leaves_nothing():
         blobs = DirectoryBlobs(folder / "blobs")
         with pytest.raises(InfraError) as caught:
             async with blobs.draft() as draft:
-                from agentenv.store.blobs import faults
+                from agentenv.errors import faults
 
                 with faults("it could not be written"), draft.path.open("wb") as out:
                     out.write(bytes(1 << 20))

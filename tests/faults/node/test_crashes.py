@@ -1,5 +1,6 @@
 """Everything killed for real: server at each step of a creation, engine, agent, guest."""
 
+import concurrent.futures
 import contextlib
 import os
 import signal
@@ -147,3 +148,38 @@ def own_runtime(server) -> Path:
     from agentenv.config import load
 
     return load({"home": server.home}, {}).runtime_dir
+
+
+@pytest.mark.full
+def test_thirty_creates_and_kills_at_once_leave_nothing(own):
+    """A third of the callers hang up in the middle, a third kill at once, a third use it first."""
+    before = HostObjects.now()
+
+    def life(number):
+        if number % 3 == 0:
+            with contextlib.suppress(httpx.TimeoutException):
+                httpx.post(
+                    f"{own.url}/v2/sandboxes", json={"templateID": "base", "memoryMB": 256},
+                    headers={"X-API-Key": own.key}, timeout=0.5 + number / 10, trust_env=False,
+                )  # fmt: skip
+            return True
+        answer = own.api("POST", "/v2/sandboxes", json={"templateID": "base", "memoryMB": 256})
+        if answer.status_code != 201:
+            return False
+        made = answer.json()["sandboxID"]
+        used = number % 3 == 1 or own.cli("exec", made, "--", "echo", "1").stdout == b"1\n"
+        return used and own.cli("kill", made).returncode == 0
+
+    with concurrent.futures.ThreadPoolExecutor(30) as pool:
+        assert all(pool.map(life, range(30)))
+    # What was asked for by callers who hung up exists: a create is not undone by a lost answer.
+    until(lambda: not creating(own), 300)
+    own.cli("kill", "--all", check=True)
+    left = HostObjects.now().more_than(before)
+    assert not left.get("cgroups") and not [p for p in left.get("processes", []) if "qemu" in p]
+    assert not list((own.home / "sandboxes").iterdir())
+
+
+def creating(server):
+    return [p for p in (server.home / "sandboxes").iterdir()
+            if p.name not in {s["sandboxID"] for s in server.api("GET", "/v2/sandboxes").json()}]  # fmt: skip

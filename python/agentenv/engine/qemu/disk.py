@@ -12,6 +12,7 @@ import shutil
 from pathlib import Path
 
 from agentenv.concurrency import KeyedLocks
+from agentenv.errors import faults
 from agentenv.host.process import run
 
 # Fixed identifiers: blanks of one size are the same bytes on every node.
@@ -35,7 +36,7 @@ async def _make_blank(folder: Path, overlay: Path, size_mib: int) -> None:
     fresh = folder / f".{raw.name}.{os.getpid()}"
     fresh_overlay = folder / f".{overlay.name}.{os.getpid()}"
     try:
-        with fresh.open("wb") as file:
+        with faults("a blank disk could not be made"), fresh.open("wb") as file:
             file.truncate(size_mib << 20)
         await run(
             (
@@ -66,8 +67,9 @@ async def make(folder: Path, path: Path, size_mib: int, uid: int) -> None:
     blank = await ensure_blank(folder, size_mib)
 
     def copy() -> None:
-        shutil.copyfile(blank, path)
-        path.chmod(0o600)
-        os.chown(path, uid, uid)
+        with faults(f"the sandbox's disk {path.name} could not be made"):
+            shutil.copyfile(blank, path)
+            path.chmod(0o600)
+            os.chown(path, uid, uid)
 
     await asyncio.to_thread(copy)
