@@ -36,7 +36,7 @@ def alpine(server, tmp_path_factory):
     assert shutil.which("musl-gcc"), "run: make setup"
     folder = tmp_path_factory.mktemp("alpine")
     root = folder / "root"
-    for name in ("bin", "etc", "lib", "root", "tmp", "home/user"):
+    for name in ("bin", "etc", "lib", "root", "home/user"):
         (root / name).mkdir(parents=True)
     shutil.copy("/bin/busybox", root / "bin/busybox")
     for tool in ("sh", "cat", "echo", "id", "ls", "mount", "sleep", "ps", "stat", "env", "wget"):
