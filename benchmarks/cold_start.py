@@ -62,7 +62,7 @@ def _bare_boot(server: TestServer) -> float:
         "-bios", "qboot.rom", "-accel", "tcg", "-cpu", "max", "-m", "512M", "-nodefaults",
         "-no-user-config", "-display", "none", "-no-reboot", "-serial", "stdio",
         "-kernel", tools.kernel().image, "-initrd", initrd,
-        "-append", " ".join(("console=ttyS0 panic=-1 reboot=t no_timer_check loglevel=6", *TCG_KERNEL)),
+        "-append", " ".join(("console=ttyS0 panic=-1 reboot=t no_timer_check loglevel=7", *TCG_KERNEL)),
     ]  # fmt: skip
     begun = time.perf_counter()
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL) as child:

@@ -12,7 +12,6 @@ from pathlib import Path
 from tests.server import TestServer
 
 from agentenv.host.tools import Tools
-from agentenv.image.tarball import write_tar
 from agentenv.layer import erofs, tree
 from agentenv.layer.unpack import Unpacker
 from benchmarks.machine import heading, row, timed
@@ -43,12 +42,9 @@ def run(_: TestServer) -> None:
 
 def _base_tar(folder: Path) -> Path:
     """A Debian root as one tar."""
-    import threading
-
-    root, tar = folder / "root", folder / "root.tar"
+    tar = folder / "root.tar"
     argv = ["mmdebstrap", "--quiet", "--variant=minbase", "--include=python3,procps", "bookworm"]
-    subprocess.run([*argv, root], check=True, stderr=subprocess.DEVNULL)
-    write_tar(root, tar, threading.Event())
+    subprocess.run([*argv, tar], check=True, stderr=subprocess.DEVNULL)
     return tar
 
 

@@ -78,9 +78,12 @@ def _runsc() -> Iterator[list[str]]:
             "root": {"path": "rootfs"}, "mounts": [{"destination": "/proc", "type": "proc"}],
         }  # fmt: skip
         (folder / "config.json").write_text(json.dumps(spec))
+        # Its sandbox keeps what streams it is given: a pipe would never end.
         begun = subprocess.run(
-            [*state, "run", "--detach", "--bundle", str(folder), "bench"], capture_output=True
-        )
+            [*state, "run", "--detach", "--bundle", str(folder), "bench"],
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            timeout=60,
+        )  # fmt: skip
         yield [*state, "exec", "bench", "/bin/true"] if begun.returncode == 0 else []
     finally:
         subprocess.run([*state, "kill", "bench", "KILL"], capture_output=True)
