@@ -22,22 +22,22 @@ command = typer.Typer(
 )
 Key = Annotated[str, typer.Argument(help="Image id, reference or template name")]
 
-SOURCES = """
-Sources: [HOST/]NAME[:TAG][@DIGEST] from a registry, oci:DIR[:TAG], oci-archive:FILE,
-docker-archive:FILE[:NAME:TAG] (of `docker save`), tar:FILE, dir:DIR,
-debootstrap:SUITE[+PKG,PKG…] (built from Debian packages, no registry needed)."""
 
-
-@command.command(
-    epilog="Examples: aenv image pull debian:bookworm · "
-    "aenv image pull debootstrap:bookworm+python3-minimal --name base"
-)
+@command.command()
 def pull(
     source: Annotated[str, typer.Argument(help="What to pull")],
     name: Annotated[str | None, typer.Option("--name", help="Name it as a template")] = None,
     home: Home = None,
 ) -> None:
-    __doc__ = SOURCES  # noqa: F841
+    """Bring an image onto this machine; layers that are here already are not fetched.
+
+    Sources: [HOST/]NAME[:TAG][@DIGEST] (a registry), oci:DIR[:TAG], oci-archive:FILE,
+    docker-archive:FILE[:NAME:TAG] (of `docker save`), tar:FILE, dir:DIR,
+    debootstrap:SUITE[+PKG,PKG…] (from Debian packages: no registry needed).
+
+    Examples: aenv image pull debian:bookworm
+    aenv image pull debootstrap:bookworm+python3,procps --name base
+    """
 
     async def work() -> dict[str, Any]:
         from agentenv.node.assembly import open_catalog

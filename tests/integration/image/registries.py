@@ -15,14 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
+from tests.server import free_port
 
 USER, PASSWORD = "someone", "secret:with:colons"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @dataclass
