@@ -20,6 +20,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from agentenv.config import load
+
 ROOT = Path(__file__).parents[1]
 AENV = ROOT / ".venv" / "bin" / "aenv"
 SDK_PYTHON = ROOT / ".cache" / "venvs" / "e2b-current" / "bin" / "python"
@@ -98,8 +100,9 @@ def tour(environ: dict[str, str], home: Path) -> None:
         subprocess.run([SDK_PYTHON, ROOT / "tools" / "demo_sdk.py"], env=sdk, check=True)
 
 
-def leftovers(home: Path, runtime_before: set[Path]) -> list[str]:
-    found = [str(path) for path in {home} | runtime() - runtime_before if path.exists()]
+def leftovers(home: Path) -> list[str]:
+    runtime = load({"home": home}, {}).runtime_dir
+    found = [str(path) for path in (home, runtime) if path.exists()]
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             text = entry.read_bytes().replace(b"\0", b" ").decode(errors="replace")
@@ -110,13 +113,8 @@ def leftovers(home: Path, runtime_before: set[Path]) -> list[str]:
     return found
 
 
-def runtime() -> set[Path]:
-    """The runtime folders of this machine's servers."""
-    return set(Path("/run/agentenv").glob("*"))
-
-
 def main() -> None:
-    begun, before = time.monotonic(), runtime()
+    begun = time.monotonic()
     parent = Path(tempfile.mkdtemp(prefix="aenv-demo-", dir="/var/tmp"))
     parent.chmod(0o711)  # engines run as users of their own and pass through
     home = parent / "home"
@@ -126,7 +124,7 @@ def main() -> None:
             tour(environ, home)
     finally:
         shutil.rmtree(parent)
-    if left := leftovers(home, before):
+    if left := leftovers(home):
         sys.exit("left behind:\n" + "\n".join(left))
     print(f"Done in {time.monotonic() - begun:.1f} s; nothing is left behind.")
 

@@ -37,7 +37,9 @@ class Config:
     memory_mib: int = _key(512, "MiB", "fits a shell, Python and a test run")
     disk_mib: int = _key(8192, "MiB", "thin: only written blocks take space on the host")
     sandbox_timeout: int = _key(300, "seconds", "what E2B's SDK sends when the user sets nothing")
-    boot_deadline: float = _key(120.0, "seconds", "a boot takes 3-6 s emulated, more when crowded")
+    boot_deadline: float = _key(
+        120.0, "seconds", "a boot takes 1.5-3 s emulated, emulated, longer in a crowd"
+    )
     request_wait: float = _key(
         10.0, "seconds", "how long the data plane waits for a restarting API"
     )

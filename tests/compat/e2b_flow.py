@@ -100,6 +100,41 @@ def environment_working_directory_and_users(sbx):
 
 
 @step
+def terminals_resize_interrupt_and_end(sbx):
+    seen, ended = [], []
+    handle = sbx.pty.create(size=e2b.PtySize(rows=30, cols=100))
+
+    def follow():
+        try:
+            handle.wait(on_pty=lambda data: seen.append(bytes(data)))
+        except CommandExitException as error:
+            ended.append(error.exit_code)
+
+    def until(needle):
+        deadline = time.monotonic() + 60
+        while needle not in b"".join(seen):
+            assert time.monotonic() < deadline, (needle, b"".join(seen))
+            time.sleep(0.02)
+
+    thread = threading.Thread(target=follow)
+    thread.start()
+    sbx.pty.send_stdin(handle.pid, b"stty size; echo term=$TERM\n")
+    until(b"30 100")
+    until(b"term=xterm-256color")
+    sbx.pty.resize(handle.pid, e2b.PtySize(rows=50, cols=120))
+    sbx.pty.send_stdin(handle.pid, b"stty size\n")
+    until(b"50 120")
+    sbx.pty.send_stdin(handle.pid, b"echo sle$((1 + 1))ping; sleep 1000\n")
+    until(b"sle2ping")
+    sbx.pty.send_stdin(handle.pid, b"\x03")
+    sbx.pty.send_stdin(handle.pid, b"printf %s " + b"x" * 6000 + b" | wc -c\n")
+    until(b"6000\r\n")
+    sbx.pty.send_stdin(handle.pid, b"exit 7\n")
+    thread.join(60)
+    assert ended == [7], ended
+
+
+@step
 def large_and_binary_output(sbx):
     done = sbx.commands.run("head -c 3000000 /dev/zero | tr '\\0' x")
     assert done.stdout == "x" * 3_000_000

@@ -34,6 +34,9 @@ def load_or_create_key(path: Path) -> str:
     return key
 
 
+WHERE = "the key lies in the server's HOME/secrets/api-key"
+
+
 def require_key(key: str) -> Callable[[Request], Awaitable[None]]:
     """A dependency that raises Unauthorized unless the request carries ``key``."""
     expected = hashlib.sha256(key.encode()).digest()
@@ -41,7 +44,7 @@ def require_key(key: str) -> Callable[[Request], Awaitable[None]]:
     async def check(request: Request) -> None:
         given = request.headers.get("x-api-key", "")
         if not given:
-            raise Unauthorized("the X-API-Key header is missing", fix="see `aenv config`")
+            raise Unauthorized("the X-API-Key header is missing", fix=WHERE)
         if not hmac.compare_digest(hashlib.sha256(given.encode()).digest(), expected):
             raise Unauthorized("the API key is not known")
 

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Body, Query, Response
 
 from agentenv.api import paging, schemas
 from agentenv.cluster.contract import Cluster
+from agentenv.errors import UserError
 
 Limit = Annotated[int, Query(ge=1, le=paging.MAX_LIMIT)]
 
@@ -81,6 +82,12 @@ def routes(cluster: Cluster, node: str, domain: str | None) -> APIRouter:
         info = await cluster.connect(sandbox_id, body.timeout if body else None)
         return schemas.created(info, node, domain)
 
+    @router.post("/sandboxes/{sandbox_id}/refreshes", status_code=204)
+    async def refresh(
+        sandbox_id: str, body: Annotated[schemas.RefreshBody | None, Body()] = None
+    ) -> None:
+        await cluster.connect(sandbox_id, body.duration if body else None)
+
     @router.get("/sandboxes/{sandbox_id}/inspect")
     async def inspect(sandbox_id: str) -> dict[str, Any]:
         return await cluster.inspect(sandbox_id)
@@ -90,5 +97,17 @@ def routes(cluster: Cluster, node: str, domain: str | None) -> APIRouter:
         sandbox_id: str, lines: Annotated[int, Query(ge=1, le=10_000)] = 200
     ) -> dict[str, Any]:
         return {"lines": list(await cluster.console(sandbox_id, lines))}
+
+    @router.api_route(
+        "/sandboxes/{sandbox_id}/{verb:path}", methods=["GET", "POST", "PUT", "DELETE", "PATCH"]
+    )
+    async def later(sandbox_id: str, verb: str) -> None:
+        """What E2B has and this version lacks: not to be taken for a sandbox that is not there."""
+        await cluster.get(sandbox_id)
+        raise UserError(
+            f"'{verb}' of a sandbox is not supported by this version",
+            code="not_supported",
+            http_status=501,
+        )
 
     return router

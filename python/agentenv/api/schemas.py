@@ -58,6 +58,10 @@ class TimeoutBody(BaseModel):
     timeout: int = Field(ge=0, le=MAX_TIMEOUT)
 
 
+class RefreshBody(BaseModel):
+    duration: int | None = Field(None, ge=0, le=3600)
+
+
 class ConnectBody(BaseModel):
     timeout: int | None = Field(None, ge=0, le=MAX_TIMEOUT)
 

@@ -6,25 +6,41 @@ One verb per file; each file's ``command`` is registered here.
 from __future__ import annotations
 
 import sys
+from typing import Annotated
 
 import typer
 
+import agentenv
 from agentenv.cli import output
 from agentenv.errors import AgentEnvError
 
 VERBS = (
-    "serve", "doctor", "image", "run", "start", "exec", "ls", "inspect", "logs", "kill", "down",
-    "config",
+    "serve", "doctor", "image", "run", "start", "exec", "shell", "ls", "inspect", "logs", "kill",
+    "down", "config",
 )  # fmt: skip
 
 app = typer.Typer(
     name="aenv",
-    help="Isolated, suspendable sandboxes for AI agents, made from any OCI image.",
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def show_version(wanted: bool) -> None:
+    if wanted:
+        print(agentenv.__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Print it")
+    ] = False,
+) -> None:
+    """Isolated sandboxes for AI agents, made from any OCI image."""
 
 
 def register() -> None:

@@ -79,7 +79,7 @@ async def run_process(
                     case Output(stream, data):
                         _write(sys.stdout.fileno() if stream == "stdout" else 2, data)
                     case Ended():
-                        return _exit_code(event)
+                        return exit_code(event)
                     case _:
                         pass
     finally:
@@ -113,7 +113,7 @@ def _write(fd: int, data: bytes) -> None:
         view = view[os.write(fd, view) :]
 
 
-def _exit_code(end: Ended) -> int:
+def exit_code(end: Ended) -> int:
     if end.exited or end.exit_code >= 0:
         return end.exit_code
     name = end.status.removeprefix("signal: ").split(" (")[0]

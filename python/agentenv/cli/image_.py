@@ -14,7 +14,7 @@ import typer
 from agentenv import config
 from agentenv.cli import output
 from agentenv.cli.server import Home, run
-from agentenv.errors import NotFound
+from agentenv.errors import Conflict, NotFound
 from agentenv.image.source import Report
 
 command = typer.Typer(
@@ -131,6 +131,17 @@ async def _image_id(records: Any, key: str) -> str:
     return found[1].image_id if found else key
 
 
+async def _refuse_if_used(records: Any, image_id: str) -> None:
+    """Before a template goes: its image's sandboxes would keep the image and lose the name."""
+    for row in await records.sandboxes():
+        if row.image_id == image_id and row.state != "ended":
+            raise Conflict(
+                f"image {image_id} is in use by sandbox {row.id}",
+                fix=f"end it first: aenv kill {row.id}",
+                code="image_in_use",
+            )
+
+
 @command.command()
 def inspect(key: Key, home: Home = None) -> None:
     """Show an image's configuration, layers and files. Example: aenv image inspect base"""
@@ -189,6 +200,7 @@ def rm(
             for key in keys:
                 named = await find_build(records, key)
                 image_id = named[1].image_id if named else (await catalog.find(key)).id
+                await _refuse_if_used(records, image_id)
                 if named:
                     await records.drop_template(named[0].id)
                 try:

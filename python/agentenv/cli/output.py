@@ -27,9 +27,14 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], records: Any
     from rich.console import Console
     from rich.table import Table
 
-    drawn = Table(*columns, box=None, header_style="bold", pad_edge=False)
-    for row in rows:
-        drawn.add_row(*(str(cell) for cell in row))
+    shown = [[str(cell) for cell in row] for row in rows]
+    drawn = Table(box=None, header_style="bold", pad_edge=False)
+    for position, name in enumerate(columns):
+        # The first column is what other verbs take: whole on any terminal, the others wrap.
+        whole = max((len(row[position]) for row in shown), default=0) if position == 0 else None
+        drawn.add_column(name, min_width=whole, overflow="fold")
+    for row in shown:
+        drawn.add_row(*row)
     Console().print(drawn)
 
 

@@ -36,7 +36,8 @@ def command(home: Home = None, listen: Listen = None, engine: Engine = None) -> 
     Example: aenv serve --home /var/lib/agentenv --listen 127.0.0.1:8000
     """
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    for name in ("httpx", "uvicorn.error"):
+        logging.getLogger(name).setLevel(logging.WARNING)
     effective = config.load({"home": home, "listen": listen, "engine": engine})
     if os.geteuid() != 0:
         raise UserError("aenv serve needs root", why="it makes namespaces, cgroups and tap devices")
@@ -54,10 +55,23 @@ def home_lock(home: Path) -> Generator[None]:
         yield
     except BlockingIOError:
         raise Conflict(
-            f"another server uses {home}", fix="stop it, or give another --home", code="home_in_use"
+            f"the server of {home} is running",
+            fix="stop it first, or give another --home",
+            code="home_in_use",
         ) from None
     finally:
         os.close(fd)
+
+
+def sandbox_domain(domain: str, listen: str) -> str | None:
+    """What SDKs build host names of sandboxes from; None lets them use their own.
+
+    Names below localhost resolve to loopback everywhere, so they serve where only we listen.
+    """
+    if domain != "localhost":
+        return domain
+    host, _, port = listen.rpartition(":")
+    return f"localhost:{port}" if host in ("127.0.0.1", "localhost", "[::1]") else None
 
 
 async def serve_until_told(server: uvicorn.Server) -> None:
@@ -82,8 +96,7 @@ async def _serve(effective: config.Config) -> None:
 
     key = load_or_create_key(effective.api_key_file)
     async with open_node(effective) as node:
-        # SDKs use their own rule for host names unless the operator set a domain.
-        domain = None if effective.domain == "localhost" else effective.domain
+        domain = sandbox_domain(effective.domain, effective.listen)
         app = create_app(LocalCluster(node), key=key, node=node.id, domain=domain)
         effective.api_socket.unlink(missing_ok=True)
         settings = uvicorn.Config(

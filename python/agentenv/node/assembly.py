@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import tempfile
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from agentenv.config import Config
@@ -177,7 +179,8 @@ async def examine_host(config: Config) -> list[doctor.Finding]:
     tools = Tools.from_environ()
 
     async def probe_kvm() -> tuple[bool, str]:
-        files = engine_files(config, tools)
+        work = config.home / "engine" if config.home.exists() else Path(temporary)
+        files = replace(engine_files(config, tools), work=work)
         files.work.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
         built = await asyncio.to_thread(
             initrd.ensure, files.work, files.agent, files.kernel.modules
@@ -191,4 +194,6 @@ async def examine_host(config: Config) -> list[doctor.Finding]:
         )
         return verdict.works, verdict.reason
 
-    return await doctor.examine(config, tools, probe_kvm)
+    # A look at a machine must not begin a home there.
+    with tempfile.TemporaryDirectory(prefix="aenv-doctor-") as temporary:
+        return await doctor.examine(config, tools, probe_kvm)

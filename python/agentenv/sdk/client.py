@@ -46,8 +46,8 @@ class Address:
             except OSError as error:
                 raise UserError(
                     "no API key",
-                    why=str(error),
-                    fix="set AENV_API_KEY, or run as the server's user with its --home",
+                    why=f"{home}/secrets/api-key: {error.strerror}",
+                    fix="start the server (aenv serve), give its --home, or set AENV_API_KEY",
                     code="no_api_key",
                 ) from error
         return cls(url or os.environ.get("AENV_URL") or f"http://{listen}", key)
@@ -130,6 +130,8 @@ def unreachable(url: str, error: Exception) -> InfraError:
 def error_from(status: int, body: Mapping[str, Any]) -> AgentEnvError:
     """The typed error that an answer stands for."""
     code = str(body.get("error_code") or body.get("code") or "http")
+    if code == "503":  # the data plane's own word, while no server stands behind it
+        code = "server_unreachable"
     kind = GuestError if code.startswith("guest_") else _BY_STATUS.get(status)
     if kind is None:
         kind = UserError if status < 500 else InfraError

@@ -28,10 +28,21 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A piece of output; ``stream`` is ``stdout`` or ``stderr``."""
+    """A piece of output; ``stream`` is ``stdout``, ``stderr`` or ``pty``."""
 
     stream: str
     data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class TerminalSize:
+    """In characters."""
+
+    cols: int
+    rows: int
+
+    def message(self) -> dict[str, Any]:
+        return {"size": {"cols": self.cols, "rows": self.rows}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +78,19 @@ class Processes:
         cwd: str | None = None,
         user: str | None = None,
         stdin: bool = False,
+        terminal: TerminalSize | None = None,
     ) -> AsyncGenerator[Event, None]:
         """Start ``argv`` and yield its events; leaving the generator does not end the process.
 
+        In a ``terminal`` all output is of stream ``pty``, and input goes by ``send_keys``.
         Raises UserError for what the guest refuses, GuestError when the stream breaks off.
         """
         config: dict[str, Any] = {"cmd": argv[0], "args": list(argv[1:]), "envs": dict(env or {})}
         if cwd:
             config["cwd"] = cwd
-        request = {"process": config, "stdin": stdin}
+        request: dict[str, Any] = {"process": config, "stdin": stdin}
+        if terminal is not None:
+            request["pty"] = terminal.message()
         async with aclosing(self._stream("Start", request, user)) as messages:
             async for message in messages:
                 if (event := _event(message.get("event", {}))) is not None:
@@ -84,6 +99,14 @@ class Processes:
     async def send_stdin(self, pid: int, data: bytes) -> None:
         chunk = base64.b64encode(data).decode()
         await self._unary("SendInput", {"process": {"pid": pid}, "input": {"stdin": chunk}})
+
+    async def send_keys(self, pid: int, data: bytes) -> None:
+        """Type into the terminal of a process that was started in one."""
+        chunk = base64.b64encode(data).decode()
+        await self._unary("SendInput", {"process": {"pid": pid}, "input": {"pty": chunk}})
+
+    async def resize(self, pid: int, size: TerminalSize) -> None:
+        await self._unary("Update", {"process": {"pid": pid}, "pty": size.message()})
 
     async def close_stdin(self, pid: int) -> None:
         await self._unary("CloseStdin", {"process": {"pid": pid}})

@@ -136,6 +136,28 @@ pub fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(unsafe { (OwnedFd::from_raw_fd(fds[0]), OwnedFd::from_raw_fd(fds[1])) })
 }
 
+/// A pseudo terminal as (our end, non-blocking; the process's end), both closed on exec.
+pub fn open_terminal() -> io::Result<(OwnedFd, OwnedFd)> {
+    let own = libc::O_RDWR | libc::O_NOCTTY | libc::O_CLOEXEC;
+    // SAFETY: the path is static and NUL-terminated; the result is a new descriptor.
+    let ours = checked(unsafe { libc::open(c"/dev/ptmx".as_ptr(), own | libc::O_NONBLOCK) })?;
+    // SAFETY: as above.
+    let ours = unsafe { OwnedFd::from_raw_fd(ours) };
+    let mut unlocked: libc::c_int = 0;
+    ioctl(ours.as_raw_fd(), libc::TIOCSPTLCK, &mut unlocked)?;
+    // SAFETY: TIOCGPTPEER takes open flags and gives a new descriptor.
+    let theirs = checked(unsafe { libc::ioctl(ours.as_raw_fd(), libc::TIOCGPTPEER as _, own) })?;
+    // SAFETY: as above.
+    Ok((ours, unsafe { OwnedFd::from_raw_fd(theirs) }))
+}
+
+/// Make the terminal on standard input the controlling one of this (new) session.
+/// Async-signal-safe.
+pub fn take_terminal() -> io::Result<()> {
+    // SAFETY: TIOCSCTTY takes a number.
+    checked(unsafe { libc::ioctl(0, libc::TIOCSCTTY as _, 0) }).map(drop)
+}
+
 /// Block SIGIO in this thread and those it starts.
 pub fn block_sigio() {
     // SAFETY: the set is initialised by sigemptyset before use.

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::connect::{self, Code, Fault};
-use super::{auth, Answer};
+use super::{auth, refuse, Answer};
 use crate::fs::{operations, resolve};
 use crate::state::Agent;
 use crate::users::User;
@@ -27,8 +27,8 @@ pub async fn call(agent: Arc<Agent>, method: &str, request: Request<Incoming>) -
         "Stat" | "ListDir" | "MakeDir" | "Move" | "Remove" => {
             connect::unary(perform(&agent, method, request).await)
         }
-        "WatchDir" => connect::failed_stream(unimplemented(method)),
-        _ => connect::unary(Err(unimplemented(method))),
+        "WatchDir" => refuse(request, connect::failed_stream(unimplemented(method))).await,
+        _ => refuse(request, connect::unary(Err(unimplemented(method)))).await,
     }
 }
 

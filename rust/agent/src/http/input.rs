@@ -20,6 +20,7 @@ use crate::state::Agent;
 #[serde(default)]
 pub struct Input {
     stdin: Option<String>,
+    pty: Option<String>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -39,20 +40,23 @@ struct DataMessage {
     input: Input,
 }
 
+pub fn no_terminal(process: &Process) -> Fault {
+    let message = format!("process {} was not started in a terminal", process.pid);
+    Fault::new(Code::FailedPrecondition, message)
+}
+
 pub async fn write(process: &Process, input: &Input) -> Result<(), Fault> {
-    let Some(text) = &input.stdin else {
-        return Err(Fault::new(
-            Code::Unimplemented,
-            "only stdin can be written in this version",
-        ));
-    };
+    let text = input.pty.as_ref().or(input.stdin.as_ref());
+    let text = text.ok_or_else(|| Fault::new(Code::InvalidArgument, "the input is empty"))?;
     let data = BASE64_STANDARD
         .decode(text)
-        .map_err(|error| Fault::new(Code::InvalidArgument, format!("stdin: {error}")))?;
-    process
-        .write_stdin(&data)
-        .await
-        .map_err(|error| stdin_fault(process, &error))
+        .map_err(|error| Fault::new(Code::InvalidArgument, format!("input: {error}")))?;
+    let written = match (&process.terminal, &input.pty) {
+        (Some(terminal), _) => terminal.write(&data).await,
+        (None, None) => process.write_stdin(&data).await,
+        (None, Some(_)) => return Err(no_terminal(process)),
+    };
+    written.map_err(|error| stdin_fault(process, &error))
 }
 
 /// `StreamInput`: a start message names the process, data messages follow until the body ends.

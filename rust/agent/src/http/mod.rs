@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use http_body_util::combinators::BoxBody;
-use http_body_util::{BodyExt, Full};
+use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Incoming;
 use hyper::header::CONTENT_TYPE;
 use hyper::service::service_fn;
@@ -29,6 +29,9 @@ use crate::state::Agent;
 
 pub type Body = BoxBody<Bytes, io::Error>;
 pub type Answer = Response<Body>;
+
+/// Bytes of a body that are read although nobody wants them.
+const REFUSED_BODY: usize = 1 << 20;
 
 pub async fn serve(listen: SocketAddr, agent: Arc<Agent>) -> io::Result<()> {
     let listener = TcpListener::bind(listen).await?;
@@ -66,7 +69,7 @@ async fn answer(agent: Arc<Agent>, request: Request<Incoming>) -> Result<Answer,
         return Ok(empty(StatusCode::NO_CONTENT));
     }
     if let Err(message) = auth::check(&agent, &request) {
-        return Ok(error(StatusCode::UNAUTHORIZED, &message));
+        return Ok(refuse(request, error(StatusCode::UNAUTHORIZED, &message)).await);
     }
     Ok(match (request.method(), path.as_str()) {
         (&Method::GET, "/files") => download::get(&agent, &request).await,
@@ -88,16 +91,34 @@ async fn answer(agent: Arc<Agent>, request: Request<Incoming>) -> Result<Answer,
                 let method = method.to_owned();
                 filesystem::call(agent, &method, request).await
             }
-            _ => error(
-                StatusCode::NOT_FOUND,
-                &format!("no such route: POST {path}"),
-            ),
+            _ => no_route(request).await,
         },
-        (method, path) => error(
-            StatusCode::NOT_FOUND,
-            &format!("no such route: {method} {path}"),
-        ),
+        _ => no_route(request).await,
     })
+}
+
+async fn no_route(request: Request<Incoming>) -> Answer {
+    let message = format!(
+        "no such route: {} {}",
+        request.method(),
+        request.uri().path()
+    );
+    refuse(request, error(StatusCode::NOT_FOUND, &message)).await
+}
+
+/// An answer that does not depend on the body, which is read all the same: an unread one ends the
+/// connection, on which a proxy may already be sending the next request. A long one says so.
+pub async fn refuse(request: Request<Incoming>, mut answer: Answer) -> Answer {
+    let read = Limited::new(request.into_body(), REFUSED_BODY)
+        .collect()
+        .await;
+    if read.is_err() {
+        let close = hyper::header::HeaderValue::from_static("close");
+        answer
+            .headers_mut()
+            .insert(hyper::header::CONNECTION, close);
+    }
+    answer
 }
 
 /// `GET /metrics` (E2B.md §2.3); the CPU share is over a short span, for want of a history.

@@ -14,8 +14,8 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::connect::{self, Code, Fault, Gone, Sender};
-use super::{auth, input, Answer};
-use crate::process::{self, Config, End, Event, Process, StartError, Stream};
+use super::{auth, input, refuse, Answer};
+use crate::process::{self, Config, End, Event, Process, Size, StartError, Stream, Streams};
 use crate::state::Agent;
 
 /// Silence after which a keepalive is sent, unless the client names another span.
@@ -34,9 +34,22 @@ struct ConfigMessage {
 #[serde(default)]
 struct StartMessage {
     process: ConfigMessage,
-    pty: Option<Value>,
+    pty: Option<TerminalMessage>,
     tag: Option<String>,
     stdin: Option<bool>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct TerminalMessage {
+    size: Option<SizeMessage>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct SizeMessage {
+    cols: u16,
+    rows: u16,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -52,20 +65,22 @@ struct SelectMessage {
     process: Selector,
     input: input::Input,
     signal: Value,
+    pty: Option<TerminalMessage>,
 }
 
 pub async fn call(agent: Arc<Agent>, method: &str, request: Request<Incoming>) -> Answer {
     match method {
-        "List" => connect::unary(Ok(list(&agent))),
+        "List" => refuse(request, connect::unary(Ok(list(&agent)))).await,
         "Start" => start(agent, request).await,
         "Connect" => reconnect(&agent, request).await,
         "StreamInput" => input::stream(agent, request).await,
-        "SendInput" | "SendSignal" | "CloseStdin" => {
+        "SendInput" | "SendSignal" | "CloseStdin" | "Update" => {
             connect::unary(act(&agent, method, request).await)
         }
         _ => {
             let message = format!("{method} is not in this version of the agent");
-            connect::unary(Err(Fault::new(Code::Unimplemented, message)))
+            let fault = Fault::new(Code::Unimplemented, message);
+            refuse(request, connect::unary(Err(fault))).await
         }
     }
 }
@@ -116,9 +131,31 @@ async fn act(agent: &Agent, method: &str, request: Request<Incoming>) -> Result<
     match method {
         "SendInput" => input::write(&process, &message.input).await?,
         "CloseStdin" => process.close_stdin().await,
+        "Update" => update(&process, message.pty)?,
         _ => send_signal(&process, &message.signal)?,
     }
     Ok(json!({}))
+}
+
+/// Nothing but a terminal's size can change.
+fn update(process: &Process, terminal: Option<TerminalMessage>) -> Result<(), Fault> {
+    let Some(size) = terminal.and_then(|terminal| terminal.size) else {
+        return Ok(());
+    };
+    let terminal = process.terminal.as_ref();
+    let terminal = terminal.ok_or_else(|| input::no_terminal(process))?;
+    terminal
+        .resize(wanted_size(&size))
+        .map_err(|error| Fault::new(Code::Internal, error.to_string()))
+}
+
+/// 80 by 24 where the client names none, as terminals always had.
+fn wanted_size(size: &SizeMessage) -> Size {
+    let or = |given: u16, default: u16| if given == 0 { default } else { given };
+    Size {
+        cols: or(size.cols, 80),
+        rows: or(size.rows, 24),
+    }
 }
 
 fn send_signal(process: &Process, signal: &Value) -> Result<(), Fault> {
@@ -157,12 +194,6 @@ async fn begin(
 ) -> Result<(Arc<Process>, mpsc::Receiver<Event>), Fault> {
     let name = auth::user_name(&request);
     let message: StartMessage = connect::first_message(request).await?;
-    if message.pty.is_some() {
-        return Err(Fault::new(
-            Code::Unimplemented,
-            "terminals are not in this version of the agent",
-        ));
-    }
     let given = message.process;
     if given.cmd.is_empty() {
         return Err(Fault::new(
@@ -180,8 +211,13 @@ async fn begin(
         cwd: given.cwd,
     };
     // Clients older than the `stdin` field expect it open (E2B.md §2.4).
-    let with_stdin = message.stdin.unwrap_or(true);
-    process::start(agent, config, message.tag, &user, with_stdin).map_err(|error| match error {
+    let streams = match message.pty {
+        Some(pty) => Streams::Terminal(wanted_size(&pty.size.unwrap_or_default())),
+        None => Streams::Pipes {
+            stdin: message.stdin.unwrap_or(true),
+        },
+    };
+    process::start(agent, config, message.tag, &user, streams).map_err(|error| match error {
         StartError::Invalid(message) => Fault::new(Code::InvalidArgument, message),
         StartError::Failed(message) => Fault::new(Code::Internal, message),
     })
@@ -271,7 +307,11 @@ async fn relay(
             () = sender.closed() => return Err(Gone),
             event = events.recv() => match event {
                 Some(Event::Data(stream, data)) => {
-                    let name = if stream == Stream::Stdout { "stdout" } else { "stderr" };
+                    let name = match stream {
+                        Stream::Stdout => "stdout",
+                        Stream::Stderr => "stderr",
+                        Stream::Terminal => "pty",
+                    };
                     let data = BASE64_STANDARD.encode(&data);
                     sender.message(&json!({"event": {"data": {name: data}}})).await?;
                 }

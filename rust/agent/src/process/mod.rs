@@ -2,6 +2,7 @@
 
 mod output;
 mod spawn;
+mod terminal;
 
 use std::collections::HashMap;
 use std::io;
@@ -12,7 +13,8 @@ use bytes::Bytes;
 use tokio::net::unix::pipe;
 use tokio::sync::{mpsc, Mutex as AsyncMutex};
 
-pub use spawn::{start, StartError};
+pub use spawn::{start, StartError, Streams};
+pub use terminal::{Size, Terminal};
 
 use crate::sys;
 
@@ -33,6 +35,7 @@ pub struct Config {
 pub enum Stream {
     Stdout,
     Stderr,
+    Terminal,
 }
 
 #[derive(Debug, Clone)]
@@ -56,6 +59,8 @@ pub struct Process {
     pub config: Config,
     /// None: no stdin was asked for, or it was closed.
     stdin: AsyncMutex<Option<pipe::Sender>>,
+    /// Some: it was started in a terminal, which is its input and output.
+    pub terminal: Option<Arc<Terminal>>,
     subscribers: Mutex<Vec<mpsc::Sender<Event>>>,
     ended: Mutex<Option<End>>,
 }

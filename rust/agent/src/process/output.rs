@@ -7,7 +7,7 @@ use bytes::Bytes;
 use tokio::net::unix::pipe;
 use tokio::sync::watch;
 
-use super::{Event, Process, Stream};
+use super::{Event, Process, Stream, Terminal};
 
 /// E2B's pieces are at most this large.
 const CHUNK: usize = 32 << 10;
@@ -41,6 +41,29 @@ pub async fn pump(
                 }
             }
             Err(_) => return,
+        }
+    }
+}
+
+/// As `pump`, for a terminal; it is hung up when the process has ended and all was read.
+pub async fn pump_terminal(
+    process: Arc<Process>,
+    terminal: Arc<Terminal>,
+    mut ended: watch::Receiver<bool>,
+) {
+    let mut buffer = vec![0; CHUNK];
+    loop {
+        match terminal.try_read(&mut buffer) {
+            Some(0) => return,
+            Some(read) => {
+                let data = Bytes::copy_from_slice(&buffer[..read]);
+                process.publish(Event::Data(Stream::Terminal, data)).await;
+            }
+            None if *ended.borrow() => return,
+            None => tokio::select! {
+                ready = terminal.readable() => if ready.is_err() { return },
+                _ = ended.changed() => {}
+            },
         }
     }
 }

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{ExitStatus, Stdio};
@@ -13,7 +12,7 @@ use tokio::net::unix::pipe;
 use tokio::process::{Child, Command};
 use tokio::sync::{mpsc, watch, Mutex as AsyncMutex};
 
-use super::{output, Config, End, Event, Process, Stream, END_KEPT};
+use super::{output, Config, End, Event, Process, Size, Stream, Terminal, END_KEPT};
 use crate::state::Agent;
 use crate::sys;
 use crate::users::User;
@@ -26,49 +25,90 @@ pub enum StartError {
     Failed(String),
 }
 
+/// What a process gets as its standard streams.
+#[derive(Debug, Clone, Copy)]
+pub enum Streams {
+    Pipes { stdin: bool },
+    Terminal(Size),
+}
+
+/// Our ends of a process's standard streams.
+struct Ends {
+    stdin: Option<pipe::Sender>,
+    output: Vec<(Stream, pipe::Receiver)>,
+    terminal: Option<Arc<Terminal>>,
+}
+
 /// Start a process as `user`; its events come to the receiver from the first byte on.
 pub fn start(
     agent: &Arc<Agent>,
     config: Config,
     tag: Option<String>,
     user: &User,
-    with_stdin: bool,
+    streams: Streams,
 ) -> Result<(Arc<Process>, mpsc::Receiver<Event>), StartError> {
     let ours = |error: io::Error| StartError::Failed(error.to_string());
-    let (out_read, out_write) = sys::pipe().map_err(ours)?;
-    let (err_read, err_write) = sys::pipe().map_err(ours)?;
-    let (stdin, stdin_write) = stdin_pipe(with_stdin).map_err(ours)?;
-    let child = command(agent, &config, user)?
-        .stdin(stdin)
-        .stdout(out_write)
-        .stderr(err_write)
+    let mut command = command(agent, &config, user)?;
+    let ends = match streams {
+        Streams::Pipes { stdin } => pipes(&mut command, stdin),
+        Streams::Terminal(size) => terminal(&mut command, size, user),
+    }
+    .map_err(ours)?;
+    let child = command
         .spawn()
         .map_err(|error| refused(&config.cmd, &error))?;
+    drop(command); // with the process's ends, or a terminal would never be hung up
     let process = Arc::new(Process {
         pid: child.id().unwrap_or(0),
         tag,
         config,
-        stdin: AsyncMutex::new(stdin_write),
+        stdin: AsyncMutex::new(ends.stdin),
+        terminal: ends.terminal,
         subscribers: Mutex::default(),
         ended: Mutex::default(),
     });
     let events = process.subscribe();
     agent.processes.add(&process);
-    let receivers = [
-        (Stream::Stdout, receiver(out_read).map_err(ours)?),
-        (Stream::Stderr, receiver(err_read).map_err(ours)?),
-    ];
     tokio::spawn(follow(
         Arc::clone(agent),
         Arc::clone(&process),
         child,
-        receivers,
+        ends.output,
     ));
     Ok((process, events))
 }
 
-fn receiver(fd: OwnedFd) -> io::Result<pipe::Receiver> {
-    pipe::Receiver::from_owned_fd(fd)
+fn pipes(command: &mut Command, with_stdin: bool) -> io::Result<Ends> {
+    let (out_read, out_write) = sys::pipe()?;
+    let (err_read, err_write) = sys::pipe()?;
+    let (stdin, stdin_write) = stdin_pipe(with_stdin)?;
+    command.stdin(stdin).stdout(out_write).stderr(err_write);
+    Ok(Ends {
+        stdin: stdin_write,
+        output: vec![
+            (Stream::Stdout, pipe::Receiver::from_owned_fd(out_read)?),
+            (Stream::Stderr, pipe::Receiver::from_owned_fd(err_read)?),
+        ],
+        terminal: None,
+    })
+}
+
+fn terminal(command: &mut Command, size: Size, user: &User) -> io::Result<Ends> {
+    let (terminal, theirs) = Terminal::open(size)?;
+    let theirs = std::fs::File::from(theirs);
+    // So that the user may open it by name, as `tty` and `ssh` do.
+    let _ = std::os::unix::fs::fchown(&theirs, Some(user.uid), None);
+    command
+        .stdin(theirs.try_clone()?)
+        .stdout(theirs.try_clone()?)
+        .stderr(theirs);
+    // SAFETY: one system call that takes numbers; it runs after `become_user` made the session.
+    unsafe { command.pre_exec(sys::take_terminal) };
+    Ok(Ends {
+        stdin: None,
+        output: Vec::new(),
+        terminal: Some(terminal),
+    })
 }
 
 fn stdin_pipe(wanted: bool) -> io::Result<(Stdio, Option<pipe::Sender>)> {
@@ -164,17 +204,22 @@ async fn follow(
     agent: Arc<Agent>,
     process: Arc<Process>,
     mut child: Child,
-    receivers: [(Stream, pipe::Receiver); 2],
+    output: Vec<(Stream, pipe::Receiver)>,
 ) {
     let (has_ended, ended) = watch::channel(false);
-    let pumps = receivers.map(|(stream, receiver)| {
-        tokio::spawn(output::pump(
-            Arc::clone(&process),
-            stream,
-            receiver,
-            ended.clone(),
-        ))
-    });
+    let mut pumps: Vec<_> = output
+        .into_iter()
+        .map(|(stream, receiver)| {
+            let process = Arc::clone(&process);
+            tokio::spawn(output::pump(process, stream, receiver, ended.clone()))
+        })
+        .collect();
+    if let Some(terminal) = process.terminal.clone() {
+        let process = Arc::clone(&process);
+        pumps.push(tokio::spawn(output::pump_terminal(
+            process, terminal, ended,
+        )));
+    }
     let status = child.wait().await;
     let _ = has_ended.send(true);
     for pump in pumps {
