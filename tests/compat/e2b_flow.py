@@ -135,6 +135,29 @@ def terminals_resize_interrupt_and_end(sbx):
 
 
 @step
+def folders_are_watched(sbx):
+    files = sbx.files
+    files.make_dir("/tmp/watched/inner")
+    watch = files.watch_dir("/tmp/watched", recursive=True)
+    files.write("/tmp/watched/new.txt", "x")
+    events = [(event.name, event.type.value) for event in watch.get_new_events()]
+    assert events == [("new.txt", "create"), ("new.txt", "chmod"), ("new.txt", "write")], events
+    files.write("/tmp/watched/inner/deep", "x")
+    files.rename("/tmp/watched/new.txt", "/tmp/watched/old.txt")
+    files.remove("/tmp/watched/old.txt")
+    events = [(event.name, event.type.value) for event in watch.get_new_events()]
+    wanted = [("inner/deep", "create"), ("new.txt", "rename"), ("old.txt", "remove")]
+    assert [event for event in events if event in wanted] == wanted, events
+    watch.stop()
+    for bad in ("/tmp/none", "/etc/hostname"):
+        try:
+            files.watch_dir(bad)
+        except (e2b.SandboxException, NotFoundException):
+            continue
+        raise AssertionError(f"{bad} was watched")
+
+
+@step
 def large_and_binary_output(sbx):
     done = sbx.commands.run("head -c 3000000 /dev/zero | tr '\\0' x")
     assert done.stdout == "x" * 3_000_000

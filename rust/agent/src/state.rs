@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::{self, Seek, Write};
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 
 use agentenv_wire::Init;
@@ -16,6 +17,8 @@ pub const PORT: u16 = 49983;
 
 pub struct Agent {
     pub processes: process::Table,
+    pub watchers: http::watchers::Table,
+    numbers: AtomicUsize,
     init: RwLock<Option<Arc<Init>>>,
     /// Init's memory of what we were told; none when we run as an ordinary program.
     memory: Option<Mutex<File>>,
@@ -24,6 +27,11 @@ pub struct Agent {
 impl Agent {
     pub fn init(&self) -> Option<Arc<Init>> {
         self.init.read().expect("no holder panics").clone()
+    }
+
+    /// A number that is given once in the life of this agent.
+    pub fn next_number(&self) -> usize {
+        self.numbers.fetch_add(1, Ordering::Relaxed)
     }
 
     /// Whether this is a sandbox's guest, whose clock, names and network are ours to set.
@@ -78,6 +86,8 @@ pub fn serve(listen: SocketAddr, port: Option<control::Port>, memory: Option<Own
     let init = remembered.or_else(|| port.is_none().then(Default::default));
     let agent = Arc::new(Agent {
         processes: process::Table::default(),
+        watchers: http::watchers::Table::default(),
+        numbers: AtomicUsize::new(1),
         init: RwLock::new(init),
         memory: memory.map(Mutex::new),
     });

@@ -158,6 +158,37 @@ pub fn take_terminal() -> io::Result<()> {
     checked(unsafe { libc::ioctl(0, libc::TIOCSCTTY as _, 0) }).map(drop)
 }
 
+/// A new inotify instance, non-blocking and closed on exec.
+pub fn inotify() -> io::Result<OwnedFd> {
+    // SAFETY: takes flags; the result is a new descriptor that nobody else owns.
+    let fd = checked(unsafe { libc::inotify_init1(libc::IN_NONBLOCK | libc::IN_CLOEXEC) })?;
+    // SAFETY: as above.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Watch `path` for the events in `mask`; the watch's descriptor.
+pub fn add_watch(inotify: RawFd, path: &Path, mask: u32) -> io::Result<i32> {
+    let path = c_string(path.as_os_str())?;
+    // SAFETY: `path` is NUL-terminated.
+    checked(unsafe { libc::inotify_add_watch(inotify, path.as_ptr(), mask) })
+}
+
+/// End a watch; one that ended by itself is no fault.
+pub fn remove_watch(inotify: RawFd, descriptor: i32) {
+    // SAFETY: takes numbers.
+    unsafe { libc::inotify_rm_watch(inotify, descriptor) };
+}
+
+/// The magic number of the file system at `path` (statfs(2)).
+pub fn file_system_kind(path: &Path) -> io::Result<i64> {
+    let path = c_string(path.as_os_str())?;
+    let mut stat = std::mem::MaybeUninit::<libc::statfs>::uninit();
+    // SAFETY: `path` is NUL-terminated, `stat` has room for the result.
+    checked(unsafe { libc::statfs(path.as_ptr(), stat.as_mut_ptr()) })?;
+    // SAFETY: the call succeeded, so it filled `stat`.
+    Ok(unsafe { stat.assume_init() }.f_type)
+}
+
 /// Block SIGIO in this thread and those it starts.
 pub fn block_sigio() {
     // SAFETY: the set is initialised by sigemptyset before use.

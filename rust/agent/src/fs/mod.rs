@@ -2,6 +2,7 @@
 
 pub mod entry;
 pub mod operations;
+pub mod watch;
 
 use crate::state::Agent;
 use crate::users::User;

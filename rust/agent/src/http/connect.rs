@@ -13,6 +13,7 @@ use hyper::{Request, Response, StatusCode};
 use serde::de::DeserializeOwned;
 use serde_json::{json, Value};
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
 
 use super::{json_answer, Answer, Body};
@@ -200,7 +201,7 @@ pub fn failed_stream(fault: Fault) -> Answer {
 }
 
 /// A header that holds a number.
-pub fn number(request: &Request<Incoming>, name: &'static str) -> Option<u64> {
+fn number(request: &Request<Incoming>, name: &'static str) -> Option<u64> {
     request
         .headers()
         .get(HeaderName::from_static(name))?
@@ -211,8 +212,35 @@ pub fn number(request: &Request<Incoming>, name: &'static str) -> Option<u64> {
         .ok()
 }
 
+/// Silence after which a keepalive is sent, unless the client names another span.
+const KEEPALIVE: Duration = Duration::from_secs(90);
+
+/// What a client wants of a stream's timing.
+pub struct Pace {
+    pub keepalive: Duration,
+    deadline: Option<Instant>,
+}
+
+impl Pace {
+    pub fn of(request: &Request<Incoming>) -> Self {
+        let keepalive = number(request, "keepalive-ping-interval").filter(|s| *s > 0);
+        Self {
+            keepalive: keepalive.map_or(KEEPALIVE, Duration::from_secs),
+            deadline: deadline(request).map(|span| Instant::now() + span),
+        }
+    }
+
+    /// Return when the deadline has passed; never, if there is none.
+    pub async fn deadline(&self) {
+        match self.deadline {
+            Some(at) => tokio::time::sleep_until(at).await,
+            None => std::future::pending().await,
+        }
+    }
+}
+
 /// The caller's deadline, if it set one.
-pub fn deadline(request: &Request<Incoming>) -> Option<Duration> {
+fn deadline(request: &Request<Incoming>) -> Option<Duration> {
     number(request, "connect-timeout-ms")
         .filter(|ms| *ms > 0)
         .map(Duration::from_millis)

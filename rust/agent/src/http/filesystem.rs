@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::connect::{self, Code, Fault};
-use super::{auth, refuse, Answer};
+use super::{auth, refuse, watchers, Answer};
 use crate::fs::{operations, resolve};
 use crate::state::Agent;
 use crate::users::User;
@@ -27,7 +27,9 @@ pub async fn call(agent: Arc<Agent>, method: &str, request: Request<Incoming>) -
         "Stat" | "ListDir" | "MakeDir" | "Move" | "Remove" => {
             connect::unary(perform(&agent, method, request).await)
         }
-        "WatchDir" => refuse(request, connect::failed_stream(unimplemented(method))).await,
+        "WatchDir" | "CreateWatcher" | "GetWatcherEvents" | "RemoveWatcher" => {
+            watchers::call(&agent, method, request).await
+        }
         _ => refuse(request, connect::unary(Err(unimplemented(method)))).await,
     }
 }

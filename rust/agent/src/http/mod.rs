@@ -7,6 +7,7 @@ mod filesystem;
 mod input;
 mod processes;
 mod upload;
+pub mod watchers;
 
 use std::convert::Infallible;
 use std::io;

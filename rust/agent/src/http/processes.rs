@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
 
 use base64::prelude::{Engine as _, BASE64_STANDARD};
 use hyper::body::Incoming;
@@ -11,15 +10,11 @@ use hyper::Request;
 use serde::Deserialize;
 use serde_json::{json, Value};
 use tokio::sync::mpsc;
-use tokio::time::Instant;
 
-use super::connect::{self, Code, Fault, Gone, Sender};
+use super::connect::{self, Code, Fault, Gone, Pace, Sender};
 use super::{auth, input, refuse, Answer};
 use crate::process::{self, Config, End, Event, Process, Size, StartError, Stream, Streams};
 use crate::state::Agent;
-
-/// Silence after which a keepalive is sent, unless the client names another span.
-const KEEPALIVE: Duration = Duration::from_secs(90);
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
@@ -238,22 +233,6 @@ async fn reconnect(agent: &Agent, request: Request<Incoming>) -> Answer {
     }
 }
 
-/// What a client wants of a stream's timing.
-struct Pace {
-    keepalive: Duration,
-    deadline: Option<Instant>,
-}
-
-impl Pace {
-    fn of(request: &Request<Incoming>) -> Self {
-        let keepalive = connect::number(request, "keepalive-ping-interval").filter(|s| *s > 0);
-        Self {
-            keepalive: keepalive.map_or(KEEPALIVE, Duration::from_secs),
-            deadline: connect::deadline(request).map(|span| Instant::now() + span),
-        }
-    }
-}
-
 fn respond(
     process: Arc<Process>,
     events: mpsc::Receiver<Event>,
@@ -295,15 +274,9 @@ async fn relay(
         .message(&json!({"event": {"start": {"pid": process.pid}}}))
         .await?;
     loop {
-        let deadline = async {
-            match pace.deadline {
-                Some(at) => tokio::time::sleep_until(at).await,
-                None => std::future::pending().await,
-            }
-        };
         tokio::select! {
             biased;
-            () = deadline => return Ok(Relayed::DeadlinePassed),
+            () = pace.deadline() => return Ok(Relayed::DeadlinePassed),
             () = sender.closed() => return Err(Gone),
             event = events.recv() => match event {
                 Some(Event::Data(stream, data)) => {
