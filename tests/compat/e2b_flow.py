@@ -110,9 +110,9 @@ def terminals_resize_interrupt_and_end(sbx):
         except CommandExitException as error:
             ended.append(error.exit_code)
 
-    def until(needle):
+    def until(needle, *, at_end=False):
         deadline = time.monotonic() + 60
-        while needle not in b"".join(seen):
+        while not (b"".join(seen).endswith(needle) if at_end else needle in b"".join(seen)):
             assert time.monotonic() < deadline, (needle, b"".join(seen))
             time.sleep(0.02)
 
@@ -127,11 +127,26 @@ def terminals_resize_interrupt_and_end(sbx):
     sbx.pty.send_stdin(handle.pid, b"echo sle$((1 + 1))ping; sleep 1000\n")
     until(b"sle2ping")
     sbx.pty.send_stdin(handle.pid, b"\x03")
+    # A line over 4 KiB needs the shell's own line editing, which comes with its prompt.
+    until(b"# ", at_end=True)
     sbx.pty.send_stdin(handle.pid, b"printf %s " + b"x" * 6000 + b" | wc -c\n")
     until(b"6000\r\n")
     sbx.pty.send_stdin(handle.pid, b"exit 7\n")
     thread.join(60)
     assert ended == [7], ended
+
+
+@step
+def files_carry_metadata(sbx):
+    if not hasattr(e2b.sandbox.filesystem.filesystem.WriteInfo, "metadata") and "metadata" not in (
+        sbx.files.write.__code__.co_varnames
+    ):
+        return  # this generation has none
+    written = sbx.files.write("/tmp/noted", "x", metadata={"Author": "me", "n": "1"})
+    assert written.metadata == {"author": "me", "n": "1"}, written
+    assert sbx.files.get_info("/tmp/noted").metadata == {"author": "me", "n": "1"}
+    sbx.files.write("/tmp/noted", "y")
+    assert not sbx.files.get_info("/tmp/noted").metadata
 
 
 @step

@@ -8,6 +8,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::{json, Value};
 
+use super::metadata;
 use crate::users::Database;
 
 /// The entry at `path`; a link shows its target's type and mode and its own permissions.
@@ -40,6 +41,10 @@ pub fn describe(path: &Path, users: &Database) -> io::Result<Value> {
         "group": users.group_name(own.gid()),
         "modifiedTime": rfc3339(shown.modified().unwrap_or(UNIX_EPOCH)),
     });
+    let noted = metadata::read(path);
+    if !noted.is_empty() {
+        entry["metadata"] = json!(noted);
+    }
     if is_link {
         let target = fs::canonicalize(path).or_else(|_| fs::read_link(path))?;
         entry["symlinkTarget"] = json!(target.to_string_lossy());

@@ -1,6 +1,7 @@
 //! Paths and metadata of files, as the in-guest protocol shows them.
 
 pub mod entry;
+pub mod metadata;
 pub mod operations;
 pub mod watch;
 

@@ -15,6 +15,7 @@ use serde_json::{json, Value};
 use tokio::sync::mpsc;
 
 use super::{error, json_answer, query, Answer};
+use crate::fs::metadata::{self, Metadata};
 use crate::fs::{operations, resolve};
 use crate::state::Agent;
 use crate::sys;
@@ -22,6 +23,14 @@ use crate::users::User;
 
 /// Pieces received ahead of the disk.
 const QUEUE: usize = 4;
+
+/// What holds for all files of one upload.
+#[derive(Clone)]
+struct How {
+    user: User,
+    gzip: bool,
+    metadata: Metadata,
+}
 
 /// A failed upload: status and message.
 type Failure = (StatusCode, String);
@@ -50,11 +59,16 @@ async fn receive(agent: &Agent, request: Request<Incoming>) -> Result<Vec<Value>
         "gzip" => true,
         other => return Err(bad(format!("Content-Encoding {other} is not supported"))),
     };
+    let how = How {
+        user,
+        gzip,
+        metadata: noted(&request)?,
+    };
     if let Ok(boundary) = multer::parse_boundary(&kind) {
-        return receive_form(agent, &user, path, boundary, request.into_body(), gzip).await;
+        return receive_form(agent, &how, path, boundary, request.into_body()).await;
     }
     let path = path.ok_or_else(|| bad("the path query parameter is missing".to_owned()))?;
-    let mut target = Target::open(agent, &user, &path, gzip).await?;
+    let mut target = Target::open(agent, &how, &path).await?;
     let mut body = request.into_body();
     while let Some(frame) = body.frame().await {
         match frame {
@@ -65,14 +79,25 @@ async fn receive(agent: &Agent, request: Request<Incoming>) -> Result<Vec<Value>
     Ok(vec![target.finish().await?])
 }
 
+/// The `X-Metadata-<key>` headers.
+fn noted(request: &Request<Incoming>) -> Result<Metadata, Failure> {
+    let mut found = Metadata::new();
+    for (name, value) in request.headers() {
+        if let Some(key) = name.as_str().strip_prefix("x-metadata-") {
+            let value = String::from_utf8_lossy(value.as_bytes());
+            metadata::add(&mut found, key, &value).map_err(bad)?;
+        }
+    }
+    Ok(found)
+}
+
 /// Each part named `file`; its file name is the whole target path, unless the query gives one.
 async fn receive_form(
     agent: &Agent,
-    user: &User,
+    how: &How,
     path: Option<String>,
     boundary: String,
     body: Incoming,
-    gzip: bool,
 ) -> Result<Vec<Value>, Failure> {
     let malformed = |failure: multer::Error| bad(format!("malformed form: {failure}"));
     let mut form = multer::Multipart::new(body.into_data_stream(), boundary);
@@ -83,7 +108,7 @@ async fn receive_form(
         }
         let name = path.clone().or_else(|| part.file_name().map(str::to_owned));
         let name = name.ok_or_else(|| bad("a part has neither path nor file name".to_owned()))?;
-        let mut target = Target::open(agent, user, &name, gzip).await?;
+        let mut target = Target::open(agent, how, &name).await?;
         loop {
             match part.chunk().await {
                 Ok(Some(data)) => target.write(data).await?,
@@ -137,10 +162,10 @@ struct Target {
 }
 
 impl Target {
-    async fn open(agent: &Agent, user: &User, given: &str, gzip: bool) -> Result<Self, Failure> {
-        let path = PathBuf::from(resolve(agent, user, given).map_err(bad)?);
-        let (opening, owner) = (path.clone(), user.clone());
-        let opened = tokio::task::spawn_blocking(move || create(&opening, &owner)).await;
+    async fn open(agent: &Agent, how: &How, given: &str) -> Result<Self, Failure> {
+        let path = PathBuf::from(resolve(agent, &how.user, given).map_err(bad)?);
+        let (opening, how, gzip) = (path.clone(), how.clone(), how.gzip);
+        let opened = tokio::task::spawn_blocking(move || create(&opening, &how)).await;
         let (file, is_new) = opened
             .map_err(|failure| (StatusCode::INTERNAL_SERVER_ERROR, failure.to_string()))?
             .map_err(|failure| explain(&path, &failure))?;
@@ -174,7 +199,13 @@ impl Target {
         match (&mut self.writer).await {
             Ok(Ok(())) => {
                 let name = self.path.file_name().unwrap_or_default().to_string_lossy();
-                Ok(json!({"name": name, "type": "file", "path": self.path.to_string_lossy()}))
+                let path = self.path.to_string_lossy();
+                let mut written = json!({"name": name, "type": "file", "path": path});
+                let noted = metadata::read(&self.path);
+                if !noted.is_empty() {
+                    written["metadata"] = json!(noted);
+                }
+                Ok(written)
             }
             outcome => Err(self.cleaned(outcome)),
         }
@@ -206,9 +237,9 @@ impl Target {
 
 /// Open for writing from the start, make what is missing above. Watchers see create, chmod, write:
 /// the order of E2B's agent.
-fn create(path: &Path, user: &User) -> io::Result<(File, bool)> {
+fn create(path: &Path, how: &How) -> io::Result<(File, bool)> {
     if let Some(parent) = path.parent() {
-        operations::make_parents(parent, user)?;
+        operations::make_parents(parent, &how.user)?;
     }
     let is_new = std::fs::symlink_metadata(path).is_err();
     let file = OpenOptions::new()
@@ -217,7 +248,8 @@ fn create(path: &Path, user: &User) -> io::Result<(File, bool)> {
         .truncate(true)
         .mode(0o644)
         .open(path)?;
-    sys::fchown(&file, user.uid, user.gid)?;
+    sys::fchown(&file, how.user.uid, how.user.gid)?;
+    metadata::replace(&file, &how.metadata)?;
     Ok((file, is_new))
 }
 
