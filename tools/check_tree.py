@@ -29,12 +29,8 @@ MIRRORS = ("tests/unit", "tests/contract", "tests/integration")
 HOMES: dict[str, tuple[str, str]] = {
     "api/errors.py": ("tests/unit/api/test_app.py", "asked through the application"),
     "api/sandboxes.py": ("tests/unit/api/test_app.py", "asked through the application"),
-    "api/schemas.py": ("tests/unit/api/test_app.py", "asked through the application"),
     "cli/exec_.py": ("tests/integration/node/test_sandboxes.py", "run as the command it is"),
-    "cli/shell_.py": (
-        "tests/integration/cli/test_shell.py",
-        "in a terminal of its own",
-    ),
+    "cli/shell_.py": ("tests/integration/cli/test_shell.py", "in a terminal of its own"),
     "cli/run_.py": ("tests/integration/node/test_sandboxes.py", "run as the command it is"),
     "cli/start_.py": ("tests/integration/node/test_sandboxes.py", "run as the command it is"),
     "cli/kill_.py": ("tests/integration/node/test_sandboxes.py", "run as the command it is"),

@@ -21,17 +21,29 @@ class Tasks:
 
     def __init__(self) -> None:
         self._held: set[asyncio.Task[Any]] = set()
+        self._awaited: set[asyncio.Task[Any]] = set()
 
-    def start(self, coro: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+    def start(
+        self, coro: Coroutine[Any, Any, T], name: str, *, awaited: bool = False
+    ) -> asyncio.Task[T]:
+        """``awaited``: somebody waits for it and is told its failure, until ``abandon``."""
         task = asyncio.create_task(coro, name=name)
         self._held.add(task)
+        if awaited:
+            self._awaited.add(task)
         task.add_done_callback(self._ended)
         return task
 
+    def abandon(self, task: asyncio.Task[Any]) -> None:
+        """Nobody waits for it any more: its failure is logged after all."""
+        self._awaited.discard(task)
+
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._held.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("task %s failed", task.get_name(), exc_info=error)
+        told = task in self._awaited
+        self._awaited.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None and not told:
+            log.error("task %r failed", task.get_name(), exc_info=error)
 
     async def close(self) -> None:
         held = list(self._held)
@@ -42,7 +54,12 @@ class Tasks:
 
 async def detached(tasks: Tasks, coro: Coroutine[Any, Any, T], name: str) -> T:
     """Run ``coro`` to its end even when the caller is cancelled meanwhile."""
-    return await asyncio.shield(tasks.start(coro, name))
+    task = tasks.start(coro, name, awaited=True)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        tasks.abandon(task)
+        raise
 
 
 class Undo:

@@ -73,3 +73,33 @@ async def test_keyed_locks_exclude_by_key_and_are_forgotten():
 
     await asyncio.gather(*(work(key) for key in "ab" * 5))
     assert most == {"a": 1, "b": 1} and not locks._locks
+
+
+async def test_a_failure_that_its_caller_is_told_is_not_logged(caplog):
+    tasks = Tasks()
+
+    async def fail():
+        raise ValueError("told")
+
+    with pytest.raises(ValueError, match="told"):
+        await detached(tasks, fail(), "work")
+    assert not caplog.records
+
+
+async def test_a_failure_whose_caller_left_is_logged_on_one_line(caplog):
+    tasks, go = Tasks(), asyncio.Event()
+
+    async def fail():
+        await go.wait()
+        raise ValueError("untold")
+
+    caller = tasks.start(detached(tasks, fail(), "a\nforged line"), "caller")
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    caller.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    go.set()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert len(caplog.records) == 1 and "\n" not in caplog.records[0].getMessage()

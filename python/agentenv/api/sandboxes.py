@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Body, Query, Response
 
@@ -40,7 +40,7 @@ def routes(cluster: Cluster, node: str, domain: str | None) -> APIRouter:
         response: Response,
         metadata: str | None = None,
         state: str | None = None,
-        order: str = "desc",
+        order: Literal["asc", "desc"] = "desc",
         startedAfter: datetime | None = None,
         template: str | None = None,
         limit: Limit = paging.MAX_LIMIT,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from agentenv.cluster.contract import NewSandbox
 from agentenv.errors import UserError
@@ -12,6 +12,18 @@ from agentenv.sandbox.record import ENVD_VERSION, SandboxInfo
 from agentenv.store.records import BuildRow, ImageRow, TemplateRow
 
 MAX_TIMEOUT = 30 * 24 * 3600  # seconds
+MAX_VARIABLE = 128 << 10  # bytes: Linux's MAX_ARG_STRLEN
+MAX_METADATA = 64 << 10
+
+
+def _text(value: str) -> bytes:
+    """Bytes of a text that others can take. Raises ValueError for a NUL or half a character."""
+    if "\0" in value:
+        raise ValueError("it holds a NUL")
+    try:
+        return value.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError("it holds half a surrogate pair") from error
 
 
 class CreateBody(BaseModel):
@@ -20,14 +32,31 @@ class CreateBody(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     templateID: str = Field(min_length=1, max_length=512)
-    timeout: int | None = Field(None, ge=1, le=MAX_TIMEOUT)
+    timeout: int | None = Field(None, ge=1, le=MAX_TIMEOUT, strict=True)
     metadata: dict[str, str] | None = None
     envVars: dict[str, str] | None = None
     secure: bool | None = None
     allow_internet_access: bool | None = None
-    cpuCount: int | None = Field(None, ge=1, le=64)
-    memoryMB: int | None = Field(None, ge=64, le=1 << 20)
-    diskSizeMB: int | None = Field(None, ge=64, le=4 << 20)
+    cpuCount: int | None = Field(None, ge=1, le=64, strict=True)
+    memoryMB: int | None = Field(None, ge=64, le=1 << 20, strict=True)
+    diskSizeMB: int | None = Field(None, ge=64, le=4 << 20, strict=True)
+
+    @field_validator("envVars")
+    @classmethod
+    def _variables(cls, given: dict[str, str] | None) -> dict[str, str] | None:
+        for name, value in (given or {}).items():
+            if not name or "=" in name:
+                raise ValueError(f"{name!r} is no name of a variable")
+            if len(_text(name)) + len(_text(value)) + 2 > MAX_VARIABLE:
+                raise ValueError(f"{name!r} is longer than the {MAX_VARIABLE} bytes Linux takes")
+        return given
+
+    @field_validator("metadata")
+    @classmethod
+    def _notes(cls, given: dict[str, str] | None) -> dict[str, str] | None:
+        if sum(len(_text(k)) + len(_text(v)) for k, v in (given or {}).items()) > MAX_METADATA:
+            raise ValueError(f"it is longer than {MAX_METADATA} bytes in all")
+        return given
 
     def request(self, *, secure: bool) -> NewSandbox:
         """Raises UserError for a field that this version cannot honour."""

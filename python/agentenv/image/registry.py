@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import httpx
 
-from agentenv.errors import ImageError, InfraError
+from agentenv.errors import ImageError, InfraError, UserError
 from agentenv.image import manifest as m
 from agentenv.image.archive import mismatch
 from agentenv.image.reference import DOCKER_HUB, RegistryImage
@@ -35,6 +35,12 @@ class RegistrySettings:
 
 def endpoints(host: str, settings: RegistrySettings) -> list[Endpoint]:
     """Where to ask for a registry's images, in order."""
+    if is_link_local(host):
+        raise UserError(
+            f"{host} is no registry",
+            why="link-local addresses serve this machine's own metadata",
+            code="invalid_reference",
+        )
     found: list[Endpoint] = []
     for mirror in settings.mirrors:
         name, _, url = mirror.partition("=")
@@ -45,6 +51,13 @@ def endpoints(host: str, settings: RegistrySettings) -> list[Endpoint]:
         return [*found, Endpoint(HUB_ENDPOINT, host)]
     scheme = "http" if host in settings.insecure or is_loopback(host) else "https"
     return [*found, Endpoint(f"{scheme}://{host}", host)]
+
+
+def is_link_local(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(httpx.URL(f"http://{host}").host).is_link_local
+    except ValueError:
+        return False
 
 
 def is_loopback(host: str) -> bool:

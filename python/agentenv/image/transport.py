@@ -27,6 +27,7 @@ from agentenv.image.manifest import MAX_BYTES, Descriptor
 log = logging.getLogger(__name__)
 
 ATTEMPTS = 6  # of one request, or of one download without progress
+CONNECT_ATTEMPTS = 3
 FIRST_DELAY = 0.4  # seconds; doubled each time: about 12 s in all
 LONGEST_WAIT = 60.0  # seconds that a Retry-After is obeyed for
 TRANSIENT = {408, 425, 429, 500, 502, 503, 504}
@@ -136,6 +137,8 @@ class Transport:
                 delay = _retry_after(answer.headers.get("Retry-After"))
             except httpx.TransportError as error:
                 cause, delay = error, 0.0
+            if isinstance(cause, httpx.ConnectError) and attempt >= CONNECT_ATTEMPTS:
+                break  # nobody is there, or nobody of that name
             if attempt < ATTEMPTS:
                 await asyncio.sleep(delay or _back_off(attempt))
         raise self._unreachable(cause)

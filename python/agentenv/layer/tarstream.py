@@ -26,7 +26,7 @@ class TarReader:
     """
 
     def __init__(self, blob: Readable, check: Callable[[], None]) -> None:
-        self._source, self._check = plain(blob), check
+        self._source, self.check = plain(blob), check
         self._buffer = memoryview(b"")
         self._position = 0
         self._hash = hashlib.sha256()
@@ -58,7 +58,7 @@ class TarReader:
             chunk = next(self._source, None)
             if chunk is None:
                 return memoryview(b"")
-            self._check()
+            self.check()
             self._hash.update(chunk)
             self._buffer = memoryview(chunk)
         part, self._buffer = self._buffer[:size], self._buffer[size:]

@@ -8,8 +8,9 @@ Stored form (blob kind ``tree``): zlib over JSON lines. Line one is the header
 ``{"format": 1, "blocks": N}`` with N the 4096-byte blocks of the layer's data. Each further line
 is a node, parents before children: ``p`` path, ``k`` kind, for kinds with an inode ``m`` mode,
 ``u`` ``g`` owner, ``t`` [seconds, nanoseconds], ``x`` [[name, value], …], then by kind ``s``
-size, ``h`` SHA-256, ``b`` first block or ``c`` [blocks per chunk, [block or -1, …]], ``l``
-target, ``d`` [major, minor]; ``same`` instead of all that is the line number (from 1) of the
+size, ``h`` digest (``unpack.ChunkHasher`` from 1 MiB on, else SHA-256), ``b`` first block or
+``c`` [blocks per chunk, [block or -1, …]], ``l`` target, ``d`` [major, minor]; ``same`` instead
+of all that is the line number (from 1) of the
 first name of the same inode. Bytes are written as the code points of the same number. Readers
 refuse a format they do not know.
 """
@@ -54,7 +55,7 @@ class Inode:
     """One file of any kind but directories' children. Two names of one object are hard links.
 
     ``mode`` are the 12 permission bits; ``content`` is the first 4096-byte block in the data of
-    layer number ``layer`` (set when stacked), or chunks. ``sha256`` is over the whole content.
+    layer number ``layer`` (set when stacked), or chunks. ``sha256`` is as in the stored form.
     """
 
     kind: Kind

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import tarfile
 from collections.abc import Callable
-from typing import BinaryIO, Protocol, cast
+from typing import BinaryIO, cast
 
 from agentenv.errors import ImageError
 from agentenv.image.compression import READ, Readable
@@ -29,6 +29,8 @@ SPAN = 1 << 16  # bytes of a chunk, where that makes no more than MAX_CHUNKS
 MAX_CHUNKS = 1 << 16
 MAX_SIZE = 1 << 43  # 8 TiB: half of what EROFS addresses
 MAX_ENTRIES = 10_000_000
+MAX_DEPTH = 500  # of folders; trees are stacked by recursion
+MAX_PATH = 4096  # bytes, Linux's PATH_MAX
 MAX_FOLLOWED = 40  # symlinks on one path, as in Linux
 _ZEROS = bytes(READ)
 _KINDS = {
@@ -37,10 +39,6 @@ _KINDS = {
     tarfile.BLKTYPE: Kind.BLOCK,
     tarfile.FIFOTYPE: Kind.FIFO,
 }
-
-
-class _Hasher(Protocol):
-    def update(self, data: memoryview, /) -> None: ...
 
 
 class Unpacker:
@@ -118,6 +116,9 @@ class Unpacker:
                 below = Directory(opaque=isinstance(below, Whiteout))
                 trail[-1].children[name] = below
             trail.append(below)
+            if len(trail) > MAX_DEPTH:
+                shown = b"/".join(path)
+                raise _bad_path("entry", shown, f"it lies deeper than {MAX_DEPTH} folders")
         return trail[-1]
 
     def _node(
@@ -168,16 +169,18 @@ class Unpacker:
         reader.seek(member.offset_data)
         # The stubs take it for bytes; it is the list of (offset, length) of stored regions.
         sparse = cast("list[tuple[int, int]] | None", member.sparse)
-        if inode.size < HOLES_FROM and sparse is None:
-            inode.sha256 = self._whole(inode, reader)
+        parts = [(0, inode.size)] if sparse is None else sparse
+        regions = _Regions(parts, inode.size, reader)
+        if inode.size < HOLES_FROM:
+            inode.sha256 = self._whole(inode, regions)
         else:
-            parts = [(0, inode.size)] if sparse is None else sparse
-            inode.sha256 = self._chunked(inode, parts, reader)
+            inode.sha256 = self._chunked(inode, regions, reader)
+        regions.finish()
         return inode
 
-    def _whole(self, inode: Inode, reader: TarReader) -> str:
+    def _whole(self, inode: Inode, regions: _Regions) -> str:
         """A small file: kept once even if the layer holds it twice."""
-        content = _exactly(reader, inode.size)
+        content = regions.read(0, inode.size)
         digest = hashlib.sha256(content).hexdigest()
         at = self._known.get((digest, inode.size))
         if at is None:
@@ -187,29 +190,23 @@ class Unpacker:
         inode.content = at
         return digest
 
-    def _chunked(self, inode: Inode, parts: list[tuple[int, int]], reader: TarReader) -> str:
-        """A large or sparse file, chunk by chunk; ``parts`` are the regions the tar holds."""
-        span = SPAN
-        while inode.size > span * MAX_CHUNKS:
-            span *= 2
+    def _chunked(self, inode: Inode, regions: _Regions, reader: TarReader) -> str:
+        """A large file, chunk by chunk. What is zero is neither stored nor hashed, so that a
+        claim of terabytes costs nothing."""
+        span = chunk_span(inode.size)
         at: list[int] = []
-        hasher = hashlib.sha256()
-        content = _Regions(parts, inode.size, reader)
+        hasher = ChunkHasher()
         first = self.blocks
-        for offset in range(0, inode.size, span):
+        for number, offset in enumerate(range(0, inode.size, span)):
+            reader.check()
             size = min(span, inode.size - offset)
-            if content.hole(offset + size):
-                _hash_zeros(hasher, size)
+            chunk = None if regions.hole(offset + size) else regions.read(offset, size)
+            if chunk is None or _is_zero(chunk):
                 at.append(HOLE)
                 continue
-            chunk = content.read(offset, size)
-            hasher.update(chunk)
-            if _is_zero(chunk):
-                at.append(HOLE)
-            else:
-                at.append(self.blocks)
-                self._write(chunk)
-        content.finish()
+            at.append(self.blocks)
+            hasher.add(number, chunk)
+            self._write(chunk)
         inode.content = Chunks(span // BLOCK, tuple(at)) if HOLE in at else first
         return hasher.hexdigest()
 
@@ -218,6 +215,29 @@ class Unpacker:
         padding = -len(content) % BLOCK
         self._data.write(_ZEROS[:padding])
         self.blocks += (len(content) + padding) // BLOCK
+
+
+def chunk_span(size: int) -> int:
+    """Bytes of a chunk of a file of this size."""
+    span = SPAN
+    while size > span * MAX_CHUNKS:
+        span *= 2
+    return span
+
+
+class ChunkHasher:
+    """The digest of a file of HOLES_FROM bytes and more: SHA-256 over its chunks that are not
+    zero, each led by its number as eight bytes, little-endian."""
+
+    def __init__(self) -> None:
+        self._hasher = hashlib.sha256()
+
+    def add(self, number: int, chunk: bytes | bytearray) -> None:
+        self._hasher.update(number.to_bytes(8, "little"))
+        self._hasher.update(chunk)
+
+    def hexdigest(self) -> str:
+        return self._hasher.hexdigest()
 
 
 class _Regions:
@@ -239,6 +259,8 @@ class _Regions:
 
     def read(self, offset: int, size: int) -> bytes | bytearray:
         """The next ``size`` bytes, from ``offset``."""
+        if not self._parts:
+            return bytes(size)
         start, length = self._parts[-1]
         if start == offset and length >= size:
             self._advance(size)
@@ -276,19 +298,16 @@ def _is_zero(chunk: bytes | bytearray) -> bool:
     )
 
 
-def _hash_zeros(hasher: _Hasher, size: int) -> None:
-    view = memoryview(_ZEROS)
-    for start in range(0, size, READ):
-        hasher.update(view[: min(READ, size - start)])
-
-
 def split_path(text: str, what: str) -> list[bytes]:
     """The components of a path in a tar, relative to the root.
 
     Raises ImageError (``image_path_escape``) if it climbs out.
     """
     parts: list[bytes] = []
-    for part in _raw(text).split(b"/"):
+    raw = _raw(text)
+    if len(raw) >= MAX_PATH or b"\0" in raw:
+        raise _bad_path(what, raw, f"it holds a NUL or is over {MAX_PATH - 1} bytes")
+    for part in raw.split(b"/"):
         if part in (b"", b"."):
             continue
         if part != b"..":
@@ -297,7 +316,7 @@ def split_path(text: str, what: str) -> list[bytes]:
             parts.pop()
         else:
             raise ImageError(
-                f"the layer holds a {what} outside of the root",
+                f"the layer holds the path of a {what} outside of the root",
                 why=f"its path is {text!r}",
                 code="image_path_escape",
             )

@@ -26,8 +26,8 @@ from agentenv.image.registry import RegistrySettings
 from agentenv.image.source import quiet
 from agentenv.layer import convert
 from agentenv.layer.catalog import Image
-from agentenv.layer.tree import IMPLIED, Directory, Inode, Kind, Node, walk
-from agentenv.layer.unpack import Unpacker
+from agentenv.layer.tree import HOLE, IMPLIED, Chunks, Directory, Inode, Kind, Node, walk
+from agentenv.layer.unpack import HOLES_FROM, ChunkHasher, Unpacker, chunk_span
 from agentenv.store.blobs import Blobs
 
 _FORMATS = {
@@ -151,13 +151,24 @@ def _found(path: bytes, node: Node) -> dict[str, object]:
         "sha256": None,
     }
     if kind is Kind.FILE and _inode(node).kind is Kind.FILE:
-        facts["sha256"] = _hash(path)
+        facts["sha256"] = _hash(path, _inode(node))
     return facts
 
 
-def _hash(path: bytes) -> str:
+def _hash(path: bytes, inode: Inode) -> str:
+    """The digest as it was made; what is recorded as a hole is not read."""
     with open(path, "rb") as file:  # noqa: PTH123 (a path of bytes)
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        size = os.fstat(file.fileno()).st_size
+        if size < HOLES_FROM:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+        hasher, span = ChunkHasher(), chunk_span(size)
+        holes = inode.content.at if isinstance(inode.content, Chunks) else ()
+        for number, offset in enumerate(range(0, size, span)):
+            if number < len(holes) and holes[number] == HOLE:
+                continue
+            file.seek(offset)
+            hasher.add(number, file.read(span))
+        return hasher.hexdigest()
 
 
 async def _source(blobs: Blobs, image: Image, settings: RegistrySettings) -> str:

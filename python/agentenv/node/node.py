@@ -12,7 +12,7 @@ from typing import Any
 
 from agentenv.concurrency import Tasks, detached
 from agentenv.config import Config
-from agentenv.errors import NotFound, UserError
+from agentenv.errors import InfraError, NotFound, UserError
 from agentenv.layer.catalog import ImageCatalog
 from agentenv.model import ImageConfig, Resources, new_id
 from agentenv.node.ground import NodeGround
@@ -185,9 +185,12 @@ class Node:
 
     async def _purge(self) -> None:
         while True:
-            for row in await self.records.sandboxes():
-                if row.state == State.ENDED and utcnow() - row.end_at > POST_MORTEM_KEPT:
-                    await self.records.drop_sandbox(row.id)
+            try:
+                for row in await self.records.sandboxes():
+                    if row.state == State.ENDED and utcnow() - row.end_at > POST_MORTEM_KEPT:
+                        await self.records.drop_sandbox(row.id)
+            except InfraError as error:
+                log.warning("post-mortems are not purged now: %s", error.message)
             await asyncio.sleep(PURGE_INTERVAL)
 
 

@@ -203,7 +203,12 @@ class Sandbox:
             await self._control.close()
         await launch.dismantle(self._ground, self.info, self._machine)
         self._machine = self._control = None
-        self.info = self.info.with_(state=move(self.id, self.info.state, Request.GONE), slot=None)
+        self.info = self.info.with_(
+            state=move(self.id, self.info.state, Request.GONE),
+            slot=None,
+            end_at=utcnow(),
+            access_token=None,  # of no use any more, and the post-mortem is kept
+        )
         await self._note()
         self._on_end(self)
 

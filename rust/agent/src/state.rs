@@ -80,6 +80,9 @@ impl Agent {
 /// Run the agent; returns only when its runtime cannot go on.
 pub fn serve(listen: SocketAddr, port: Option<control::Port>, memory: Option<OwnedFd>) {
     sys::block_sigio();
+    if let Err(error) = sys::raise_file_limit() {
+        println!("agentenv-agent: few descriptors: {error}");
+    }
     let mut memory = memory.map(File::from);
     let remembered = memory.as_mut().and_then(control::recall).map(Arc::new);
     // Without a host to initialise us (tests) everything is open from the start.
@@ -94,7 +97,8 @@ pub fn serve(listen: SocketAddr, port: Option<control::Port>, memory: Option<Own
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .max_blocking_threads(16)
-        .thread_stack_size(256 << 10)
+        // Address space only: trees of folders are walked by recursion, as deep as a path goes.
+        .thread_stack_size(4 << 20)
         .build();
     let runtime = match runtime {
         Ok(runtime) => runtime,

@@ -285,11 +285,31 @@ pub fn wait_sigio() {
     }
 }
 
+/// As many descriptors as the kernel allows: deep trees are removed with one open folder a level.
+/// Processes of users get the usual `soft` limit back, see `become_user`.
+pub fn raise_file_limit() -> io::Result<()> {
+    set_file_limit(FILES_HARD, FILES_HARD)
+}
+
+/// The kernel's default of fs.nr_open, and what programs that use select() can take.
+const FILES_HARD: libc::rlim_t = 1 << 20;
+const FILES_SOFT: libc::rlim_t = 1024;
+
+fn set_file_limit(soft: libc::rlim_t, hard: libc::rlim_t) -> io::Result<()> {
+    let limit = libc::rlimit {
+        rlim_cur: soft,
+        rlim_max: hard,
+    };
+    // SAFETY: `limit` is a valid rlimit; the call is async-signal-safe.
+    checked(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) }).map(drop)
+}
+
 /// What a child does before exec: session of its own, identity, folder. Async-signal-safe.
 pub fn become_user(uid: u32, gid: u32, groups: &[u32], cwd: &CString) -> io::Result<()> {
     // SAFETY: only system calls on data that was made before the fork.
     unsafe {
         libc::setsid();
+        let _ = set_file_limit(FILES_SOFT, FILES_HARD);
         let score = libc::open(c"/proc/self/oom_score_adj".as_ptr(), libc::O_WRONLY);
         if score >= 0 {
             libc::write(score, b"0".as_ptr().cast(), 1);

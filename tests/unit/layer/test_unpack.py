@@ -162,3 +162,35 @@ def test_modes_owners_and_devices():
     assert (inode.kind, inode.mode, inode.uid, inode.gid) == (Kind.CHARACTER, 0o4755, 5, 6)
     assert inode.device == (300, 70_000)
     assert isinstance(root, Directory)
+
+
+def test_a_claim_of_terabytes_costs_nothing():
+    headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.name": "s",
+               "GNU.sparse.realsize": str(1 << 42)}  # fmt: skip
+    layer = Layer().add("s", data=b"1\n0\n1\n".ljust(512, b"\0") + b"x", headers=headers)
+    unpacker, data, _ = unpacked(layer)
+    inode = unpacker.root.children[b"s"]
+    assert inode.size == 1 << 42 and data[:1] == b"x" and unpacker.blocks == 16384
+
+
+def test_reading_holes_can_be_interrupted():
+    class Stopped(Exception):
+        pass
+
+    calls = []
+
+    def check():
+        calls.append(1)
+        if len(calls) > 20:
+            raise Stopped
+
+    layer = Layer().add("zeros", data=bytes(8 << 20))
+    with pytest.raises(Stopped):
+        Unpacker(io.BytesIO()).run(io.BytesIO(layer.blob()), check)
+
+
+@pytest.mark.parametrize("path", ["/".join(["d"] * 600), "a\0b", "x/" * 2500])
+def test_paths_that_no_guest_could_use_are_refused(path):
+    with pytest.raises(ImageError) as caught:
+        tree(Layer(raw=Layer(format=tarfile.PAX_FORMAT).add("x/y", headers={"path": path}).tar()))
+    assert caught.value.code == "image_bad_path"

@@ -45,7 +45,7 @@ def _kind(
     if status < 0:
         return ExitKind.KILLED, f"the engine was killed by {_signal_name(-status)}"
     if status == 0:
-        return ExitKind.STOPPED, "the guest powered itself off"
+        return ExitKind.STOPPED, "the guest powered itself off or rebooted"
     last = engine_log[-1] if engine_log else f"exit status {status}"
     return ExitKind.FAILED, f"QEMU failed: {last}"
 

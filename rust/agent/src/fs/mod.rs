@@ -8,10 +8,16 @@ pub mod watch;
 use crate::state::Agent;
 use crate::users::User;
 
+/// Linux's PATH_MAX.
+const MAX_PATH: usize = 4096;
+
 /// E2B's rules: empty is the default folder, `~` the home, relative ones begin at the home.
 pub fn resolve(agent: &Agent, user: &User, path: &str) -> Result<String, String> {
     if path.contains('\0') {
         return Err("a path cannot hold a NUL".to_owned());
+    }
+    if path.len() >= MAX_PATH {
+        return Err(format!("a path cannot be longer than {MAX_PATH} bytes"));
     }
     if path.is_empty() {
         let folder = agent.init().and_then(|init| init.default_workdir.clone());

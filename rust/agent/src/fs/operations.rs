@@ -21,7 +21,14 @@ fn fault(path: &str) -> impl Fn(io::Error) -> Fault + '_ {
         let code = match error.kind() {
             io::ErrorKind::NotFound => Code::NotFound,
             io::ErrorKind::PermissionDenied => Code::PermissionDenied,
-            io::ErrorKind::NotADirectory | io::ErrorKind::InvalidFilename => Code::InvalidArgument,
+            io::ErrorKind::NotADirectory
+            | io::ErrorKind::IsADirectory
+            | io::ErrorKind::InvalidFilename
+            | io::ErrorKind::InvalidInput => Code::InvalidArgument,
+            io::ErrorKind::AlreadyExists => Code::AlreadyExists,
+            io::ErrorKind::DirectoryNotEmpty
+            | io::ErrorKind::ResourceBusy
+            | io::ErrorKind::ReadOnlyFilesystem => Code::FailedPrecondition,
             io::ErrorKind::StorageFull => Code::ResourceExhausted,
             _ => Code::Internal,
         };
@@ -61,20 +68,26 @@ pub fn make_dir(path: &str, user: &User) -> Answer {
 
 /// `path` and what is missing above it, owned by `user`.
 pub fn make_parents(path: &Path, user: &User) -> io::Result<()> {
-    if path.is_dir() {
-        return Ok(());
+    let missing: Vec<&Path> = path.ancestors().take_while(|path| !path.is_dir()).collect();
+    for folder in missing.into_iter().rev() {
+        match fs::create_dir(folder) {
+            Ok(()) => chown(folder, Some(user.uid), Some(user.gid))?,
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && folder.is_dir() => {}
+            // Something else has the name of a folder on the way.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                return Err(io::ErrorKind::NotADirectory.into())
+            }
+            Err(error) => return Err(error),
+        }
     }
-    if let Some(parent) = path.parent() {
-        make_parents(parent, user)?;
-    }
-    match fs::create_dir(path) {
-        Ok(()) => chown(path, Some(user.uid), Some(user.gid)),
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => Ok(()),
-        Err(error) => Err(error),
-    }
+    Ok(())
 }
 
 pub fn rename(source: &str, destination: &str, user: &User) -> Answer {
+    if Path::new(destination).starts_with(source) && source != destination {
+        let message = format!("'{source}' cannot be moved into itself");
+        return Err(Fault::new(Code::InvalidArgument, message));
+    }
     fs::symlink_metadata(source).map_err(fault(source))?;
     if let Some(parent) = Path::new(destination).parent() {
         make_parents(parent, user).map_err(fault(destination))?;
@@ -110,6 +123,9 @@ fn copy_tree(source: &Path, destination: &Path) -> io::Result<()> {
 
 /// Gone afterwards, whatever it was; a missing path is success.
 pub fn remove(path: &str) -> Answer {
+    if path == "/" {
+        return Err(Fault::new(Code::InvalidArgument, "'/' cannot be removed"));
+    }
     match remove_tree(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(fault(path)(error)),
         _ => Ok(json!({})),

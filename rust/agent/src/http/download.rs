@@ -1,7 +1,8 @@
 //! `GET /files`: a file's bytes, streamed.
 
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use bytes::Bytes;
@@ -43,10 +44,20 @@ pub async fn get(agent: &Agent, request: &Request<Incoming>) -> Answer {
 }
 
 fn open(path: &str) -> io::Result<(File, u64)> {
-    let file = File::open(path)?;
+    // A pipe without a writer would keep this thread for ever.
+    let file = OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_NONBLOCK)
+        .open(path)?;
     let meta = file.metadata()?;
     if meta.is_dir() {
         return Err(io::ErrorKind::IsADirectory.into());
+    }
+    if !meta.is_file() {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "not a regular file",
+        ));
     }
     Ok((file, meta.len()))
 }
@@ -61,6 +72,11 @@ fn explain(path: &str, failure: &io::Error) -> Answer {
             StatusCode::BAD_REQUEST,
             &format!("path '{path}' is a directory"),
         ),
+        io::ErrorKind::InvalidInput
+        | io::ErrorKind::InvalidFilename
+        | io::ErrorKind::PermissionDenied => {
+            error(StatusCode::BAD_REQUEST, &format!("'{path}': {failure}"))
+        }
         _ => error(
             StatusCode::INTERNAL_SERVER_ERROR,
             &format!("'{path}': {failure}"),

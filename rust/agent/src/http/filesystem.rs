@@ -51,6 +51,17 @@ async fn perform(
     let user = agent
         .user(name.as_deref())
         .map_err(|message| Fault::new(Code::Unauthenticated, message))?;
+    // An empty path means the home, which nobody wants gone by a forgotten argument.
+    let given = [&message.path, &message.source, &message.destination];
+    let needed = match method {
+        "Remove" => &given[..1],
+        "Move" => &given[1..],
+        _ => &[],
+    };
+    if needed.iter().any(|path| path.is_empty()) {
+        let fault = Fault::new(Code::InvalidArgument, "the request names no path");
+        return Err(fault);
+    }
     let path = |given: &str| absolute(agent, &user, given);
     let (path, source, destination) = (
         path(&message.path)?,

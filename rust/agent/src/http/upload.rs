@@ -134,6 +134,9 @@ fn broken_off() -> Failure {
 
 fn explain(path: &Path, failure: &io::Error) -> Failure {
     let path = path.display();
+    if failure.raw_os_error() == Some(libc::ENXIO) {
+        return bad(format!("'{path}': not a regular file")); // a pipe that nobody reads
+    }
     match failure.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => (
             StatusCode::INSUFFICIENT_STORAGE,
@@ -145,6 +148,10 @@ fn explain(path: &Path, failure: &io::Error) -> Failure {
         }
         io::ErrorKind::NotADirectory
         | io::ErrorKind::InvalidFilename
+        | io::ErrorKind::NotFound
+        | io::ErrorKind::AlreadyExists
+        | io::ErrorKind::PermissionDenied
+        | io::ErrorKind::ReadOnlyFilesystem
         | io::ErrorKind::InvalidInput => bad(format!("'{path}': {failure}")),
         _ => (
             StatusCode::INTERNAL_SERVER_ERROR,
@@ -247,7 +254,15 @@ fn create(path: &Path, how: &How) -> io::Result<(File, bool)> {
         .create(true)
         .truncate(true)
         .mode(0o644)
+        // A pipe without a reader would keep this thread for ever.
+        .custom_flags(libc::O_NONBLOCK)
         .open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "not a regular file",
+        ));
+    }
     sys::fchown(&file, how.user.uid, how.user.gid)?;
     metadata::replace(&file, &how.metadata)?;
     Ok((file, is_new))
