@@ -3,7 +3,7 @@
 //! A process of its own, so that restarting the API server cuts no stream. In the order in
 //! which a request meets them:
 
-mod activity;
+mod activity; // counters
 mod answer; // what the edge says by itself
 mod body; // bodies, streamed at the pace of the slower side
 mod client; // the client's stream, and the handle by which others end it
@@ -16,7 +16,7 @@ mod pool; // connections waiting for their next request
 mod route; // whom it is for (pure)
 mod table; // the sandboxes there are
 mod upgrade; // what leaves HTTP: WebSocket
-mod upstream; // guests and the API server, asked over pooled connections // counters
+mod upstream; // guests and the API server, asked over pooled connections
 
 mod control; // the control socket
 mod dns; // name resolution for guests

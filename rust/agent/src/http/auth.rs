@@ -68,17 +68,18 @@ fn same(one: &[u8], other: &[u8]) -> bool {
     one.len() == other.len() && one.iter().zip(other).fold(0, |all, (a, b)| all | (a ^ b)) == 0
 }
 
-/// The user named by `Authorization: Basic base64("user:")`, if any.
+/// The user named by `Authorization: Basic base64("user:")`, if any. What cannot be read is a name
+/// that no user has: whoever sends it meant somebody, and must not become the default user.
 pub fn user_name(request: &Request<Incoming>) -> Option<String> {
-    let text = request.headers().get(AUTHORIZATION)?.to_str().ok()?;
-    let decoded = BASE64_STANDARD
-        .decode(text.strip_prefix("Basic ")?.trim())
-        .ok()?;
-    let pair = String::from_utf8(decoded).ok()?;
-    Some(
-        pair.split_once(':')
-            .map_or(pair.clone(), |(user, _)| user.to_owned()),
-    )
+    let header = request.headers().get(AUTHORIZATION)?;
+    let unreadable = || String::from_utf8_lossy(header.as_bytes()).into_owned();
+    Some(named_user(header.to_str().ok()).unwrap_or_else(unreadable))
+}
+
+fn named_user(header: Option<&str>) -> Option<String> {
+    let encoded = header?.strip_prefix("Basic ")?.trim();
+    let pair = String::from_utf8(BASE64_STANDARD.decode(encoded).ok()?).ok()?;
+    Some(pair.split(':').next().unwrap_or_default().to_owned())
 }
 
 #[cfg(test)]
@@ -92,6 +93,15 @@ mod tests {
         assert!(plain.starts_with("v1_") && !plain.ends_with('='));
         assert_ne!(plain, signature("a.txt", "write", "", "tok", None));
         assert_ne!(plain, signature("a.txt", "read", "", "tok", Some("5")));
+    }
+
+    #[test]
+    fn users_are_named_in_basic_credentials_only() {
+        assert_eq!(named_user(Some("Basic dXNlcjo=")), Some("user".to_owned()));
+        assert_eq!(named_user(Some("Basic Og==")), Some(String::new()));
+        for bad in ["Basic !!!", "Basic /w==", "Bearer x", ""] {
+            assert_eq!(named_user(Some(bad)), None, "{bad}");
+        }
     }
 
     #[test]
