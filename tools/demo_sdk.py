@@ -4,7 +4,7 @@ import os
 import time
 import urllib.request
 
-from e2b import Sandbox
+from e2b import PtySize, Sandbox
 
 
 def main() -> None:
@@ -14,6 +14,8 @@ def main() -> None:
     try:
         commands(sandbox)
         files(sandbox)
+        watch(sandbox)
+        terminal(sandbox)
         web_server(sandbox)
     finally:
         sandbox.kill()
@@ -42,6 +44,22 @@ def files(sandbox: Sandbox) -> None:
     print(f"  files: 1 MB written and read back, identical, in {took:.2f} s")
     sandbox.files.write("/tmp/site/index.html", "<h1>hello from a sandbox</h1>")
     print(f"  files.list: {[entry.name for entry in sandbox.files.list('/tmp/site')]}")
+
+
+def watch(sandbox: Sandbox) -> None:
+    watching = sandbox.files.watch_dir("/tmp/site")
+    sandbox.files.write("/tmp/site/new.txt", "x")
+    events = [f"{event.type.value} {event.name}" for event in watching.get_new_events()]
+    watching.stop()
+    print(f"  files.watch_dir: {events}")
+
+
+def terminal(sandbox: Sandbox) -> None:
+    handle = sandbox.pty.create(size=PtySize(rows=30, cols=100))
+    sandbox.pty.send_stdin(handle.pid, b"stty size; exit 0\n")
+    shown = b"".join(bytes(pty) for _, _, pty in handle if pty)
+    size = next(line for line in shown.splitlines() if line.strip() == b"30 100")
+    print(f"  pty.create: a terminal of {size.decode()}")
 
 
 SERVER = """
