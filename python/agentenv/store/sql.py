@@ -6,6 +6,7 @@ and the CLI may read and write the same file while the server runs.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -21,6 +22,7 @@ from agentenv.errors import Conflict, InfraError
 from agentenv.store import tables as t
 from agentenv.store.records import BuildRow, ImageRow, SandboxRow, TemplateRow
 
+LOCKED, LOCKED_POLL = "database is locked", 0.02  # SQLite's words; seconds
 BUSY_TIMEOUT = 30.0  # seconds a writer waits for another process's transaction
 # A slot of a sandbox in one of these states has been given back.
 GONE_STATES = ("ended",)
@@ -42,11 +44,24 @@ class SqlRecords:
         event.listen(engine.sync_engine, "begin", _begin_immediate)
         records = cls(engine)
         try:
-            await records._create_schema()
+            await records._prepare()
         except BaseException:
             await engine.dispose()
             raise
         return records
+
+    async def _prepare(self) -> None:
+        """The switch to WAL does not wait for another process's lock as transactions do, and two
+        that open a fresh database meet there: so it is tried until the same time is over."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + BUSY_TIMEOUT
+        while True:
+            try:
+                return await self._create_schema()
+            except InfraError as error:
+                if LOCKED not in error.why or loop.time() > deadline:
+                    raise
+            await asyncio.sleep(LOCKED_POLL)
 
     async def _create_schema(self) -> None:
         async with self._transaction() as db:

@@ -1,6 +1,7 @@
 """What every record store must do; run on each implementation."""
 
 import asyncio
+import sqlite3
 import sys
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -131,3 +132,17 @@ async def test_what_was_acknowledged_survives_kill_9(tmp_path):
     store = await SqlRecords.open_sqlite(tmp_path / "state.db")
     assert await store.sandbox("sbx") == sandbox()
     await store.close()
+
+
+async def test_a_fresh_database_that_somebody_else_is_opening_is_waited_for(tmp_path):
+    path = tmp_path / "fresh.db"
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN EXCLUSIVE")  # what the switch to WAL, made by another process, holds
+    opening = asyncio.ensure_future(SqlRecords.open_sqlite(path))
+    done, _ = await asyncio.wait((opening,), timeout=0.5)
+    assert not done
+    other.execute("COMMIT")
+    other.close()
+    records = await opening
+    assert await records.images() == []
+    await records.close()
