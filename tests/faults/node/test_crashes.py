@@ -13,6 +13,8 @@ import pytest
 from tests.leaks import HostObjects
 from tests.server import TestServer, new_home
 
+from agentenv.host.cgroup import detect
+
 
 @pytest.fixture(scope="module")
 def own(scratch, server):
@@ -183,3 +185,16 @@ def test_thirty_creates_and_kills_at_once_leave_nothing(own):
 def creating(server):
     return [p for p in (server.home / "sandboxes").iterdir()
             if p.name not in {s["sandboxID"] for s in server.api("GET", "/v2/sandboxes").json()}]  # fmt: skip
+
+
+def test_a_machine_over_its_memory_limit_is_told_from_one_that_was_killed(own):
+    made = own.create("base", timeout=600)["sandboxID"]
+    objects = own.inspect(made)["objects"]
+    layout = detect()
+    file = "memory.max" if layout.unified else "memory.limit_in_bytes"
+    tag = own_runtime(own).name
+    group = layout.roots["memory"] / "agentenv" / tag / objects["cgroup"]
+    (group / file).write_text(str(objects["memory_bytes"] + (8 << 20)))
+    own.cli("exec", made, "-u", "root", "--", "sh", "-c", "head -c 300000000 /dev/zero | tail -c 1")
+    until(lambda: own.inspect(made)["state"] == "ended")
+    assert own.inspect(made)["cause"]["kind"] == "out_of_memory", own.inspect(made)["cause"]
