@@ -4,6 +4,7 @@ import concurrent.futures
 import json
 import socket
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx
@@ -198,3 +199,21 @@ def test_cli_errors_tell_what_and_leave_with_their_code(server, words, status, n
 def test_a_command_that_does_not_exist_is_the_users_fault(server, sandbox):
     done = server.cli("exec", sandbox, "--", "/no/such/program")
     assert done.returncode == 64 and b"/no/such/program" in done.stderr
+
+
+def test_a_refused_removal_changes_nothing(server, sandbox):
+    done = server.cli("image", "rm", "base")
+    assert done.returncode == 64 and b"in use by sandbox" in done.stderr
+    [listed] = [i for i in json.loads(server.cli("image", "ls", check=True).stdout)
+                if "base" in i["names"]]  # fmt: skip
+    assert server.inspect(sandbox)["image_id"] == listed["id"]
+
+
+def test_an_ended_sandbox_keeps_its_post_mortem_but_no_token(server):
+    made = server.create("base", timeout=86_400)["sandboxID"]
+    server.cli("kill", made, check=True)
+    shown = server.inspect(made)
+    assert shown["state"] == "ended" and shown["cause"]["reason"]
+    # Kept an hour from its end, not from the day-long life it was given.
+    assert datetime.fromisoformat(shown["end_at"]) <= datetime.now(UTC)
+    assert shown["access_token"] is None
