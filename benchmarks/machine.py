@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.conftest import BASE_IMAGE
-from tests.server import TestServer, new_home
+from tests.server import TestServer, serving_base
 
 
 def conditions() -> str:
@@ -35,14 +34,10 @@ def node() -> Iterator[TestServer]:
     """A server with the image `base`, in a folder that is gone afterwards."""
     parent = Path(tempfile.mkdtemp(prefix="aenv-bench-", dir="/var/tmp"))
     parent.chmod(0o711)
-    server = TestServer(new_home(parent))
-    server.home.mkdir(mode=0o711)
-    server.start()
     try:
-        server.cli("image", "pull", BASE_IMAGE, "--name", "base", check=True, timeout=1800)
-        yield server
+        with serving_base(parent) as server:
+            yield server
     finally:
-        server.close()
         shutil.rmtree(parent)
 
 

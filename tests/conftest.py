@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.leaks import HostObjects
-from tests.server import TestServer, new_home
-
-BASE_IMAGE = "debootstrap:bookworm+python3,procps"
+from tests.server import serving_base
 
 
 @pytest.fixture(scope="session")
@@ -27,13 +25,7 @@ def scratch():
 def server(scratch):
     """A server with the template `base`; suites that kill or fill things start their own."""
     before = HostObjects.now()
-    running = TestServer(new_home(scratch))
-    running.home.mkdir(mode=0o711)
-    running.start()
-    try:
-        running.cli("image", "pull", BASE_IMAGE, "--name", "base", check=True, timeout=900)
+    with serving_base(scratch) as running:
         yield running
-    finally:
-        running.close()
     left = HostObjects.now().more_than(before)
     assert not left, f"the session left behind: {left}"

@@ -11,12 +11,14 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
 
 AENV = (str(Path(sys.executable).with_name("aenv")),)
+BASE_IMAGE = "debootstrap:bookworm+python3,procps"
 START_DEADLINE = 60.0
 
 
@@ -109,6 +111,15 @@ class TestServer:
         assert answer.status_code == 201, answer.text
         return answer.json()
 
+    def sdk_environment(self) -> dict[str, str]:
+        """What the official SDKs read."""
+        return {
+            "PATH": os.environ["PATH"],
+            "E2B_API_URL": self.url,
+            "E2B_SANDBOX_URL": self.url,
+            "E2B_API_KEY": self.key,
+        }
+
     def inspect(self, sandbox_id: str) -> dict:
         return json.loads(self.cli("inspect", sandbox_id, check=True).stdout)
 
@@ -116,6 +127,19 @@ class TestServer:
         kept = {k: v for k, v in os.environ.items() if not k.startswith("AENV_")}
         kept |= {k: v for k, v in os.environ.items() if k in ("AENV_TOOLS", "AENV_BIN_DIR")}
         return {**kept, **self.environ}
+
+
+@contextmanager
+def serving_base(parent: Path):
+    """A server with a home of its own below ``parent``, and the image `base` in it."""
+    running = TestServer(new_home(parent))
+    running.home.mkdir(mode=0o711)
+    running.start()
+    try:
+        running.cli("image", "pull", BASE_IMAGE, "--name", "base", check=True, timeout=1800)
+        yield running
+    finally:
+        running.close()
 
 
 def new_home(parent: Path) -> Path:

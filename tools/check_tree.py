@@ -88,6 +88,7 @@ HOMES: dict[str, tuple[str, str]] = {
     "host/mount.py": ("tests/integration/layer/test_unpack.py", "the corpus is mounted with it"),
     "image/debian.py": ("tests/integration/image/test_tarball.py", "asked through the catalog"),
     "image/open.py": ("tests/integration/image/test_tarball.py", "asked through the catalog"),
+    "image/source.py": ("tests/integration/image/test_archive.py", "asked through its users"),
     "image/transport.py": (
         "tests/integration/image/test_registry.py",
         "asked through the registry it talks to",

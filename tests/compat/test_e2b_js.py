@@ -1,6 +1,5 @@
 """The official JavaScript SDK, unmodified, against a real server."""
 
-import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -20,12 +19,7 @@ def test_the_official_sdk_drives_a_sandbox(server, tmp_path):
     script = shutil.copy(SCRIPT, tmp_path)
     done = subprocess.run(
         [NODE, script],
-        env={
-            "PATH": os.environ["PATH"],
-            "E2B_API_URL": server.url,
-            "E2B_SANDBOX_URL": server.url,
-            "E2B_API_KEY": server.key,
-        },
+        env=server.sdk_environment(),
         capture_output=True,
         text=True,
         timeout=500,

@@ -1,6 +1,5 @@
 """The official Python SDK, both generations, unmodified, against a real server."""
 
-import os
 import subprocess
 from pathlib import Path
 
@@ -16,12 +15,7 @@ def test_the_official_sdk_drives_a_sandbox(server, generation):
     assert python.exists(), "run: make setup"
     done = subprocess.run(
         [python, SCRIPT],
-        env={
-            "PATH": os.environ["PATH"],
-            "E2B_API_URL": server.url,
-            "E2B_SANDBOX_URL": server.url,
-            "E2B_API_KEY": server.key,
-        },
+        env=server.sdk_environment(),
         capture_output=True,
         text=True,
         timeout=500,

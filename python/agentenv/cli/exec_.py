@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperCommand
 
 from agentenv.cli.server import Home, Url, ask
-from agentenv.cli.start_ import Env, pairs
+from agentenv.cli.start_ import Env, User, Workdir, pairs
 from agentenv.concurrency import Tasks
 from agentenv.errors import GuestError, NotFound
 from agentenv.sdk.client import Client
@@ -38,8 +38,8 @@ OPTIONS = {"cls": CommandVerb}
 def command(
     sandbox_id: Annotated[str, typer.Argument(help="Sandbox id")],
     words: Annotated[list[str], typer.Argument(metavar="COMMAND...", help="Program, arguments")],
-    user: Annotated[str | None, typer.Option("-u", "--user", help="User in the guest")] = None,
-    workdir: Annotated[str | None, typer.Option("-w", "--workdir", help="Folder")] = None,
+    user: User = None,
+    workdir: Workdir = None,
     env: Env = None,
     home: Home = None,
     url: Url = None,

@@ -9,7 +9,18 @@ import typer
 from agentenv.cli import output
 from agentenv.cli.exec_ import OPTIONS, run_process
 from agentenv.cli.server import Home, Url, ask
-from agentenv.cli.start_ import Cpus, Disk, Env, Memory, NoInternet, Template, pairs, sizes
+from agentenv.cli.start_ import (
+    Cpus,
+    Disk,
+    Env,
+    Memory,
+    NoInternet,
+    Template,
+    User,
+    Workdir,
+    pairs,
+    sizes,
+)
 from agentenv.errors import UserError
 from agentenv.sdk.client import Client
 from agentenv.sdk.process import Processes
@@ -23,8 +34,8 @@ def command(
         list[str] | None, typer.Argument(metavar="[COMMAND...]", help="Default: the image's")
     ] = None,
     timeout: Annotated[int, typer.Option(help="Seconds it may live")] = 3600,
-    user: Annotated[str | None, typer.Option("-u", "--user", help="User in the guest")] = None,
-    workdir: Annotated[str | None, typer.Option("-w", "--workdir", help="Folder")] = None,
+    user: User = None,
+    workdir: Workdir = None,
     entrypoint: Annotated[
         str | None, typer.Option(help="Replaces the image's; empty: none")
     ] = None,

@@ -16,7 +16,7 @@ import typer
 
 from agentenv.cli.exec_ import exit_code
 from agentenv.cli.server import Home, Url, ask
-from agentenv.cli.start_ import Env, pairs
+from agentenv.cli.start_ import Env, User, Workdir, pairs
 from agentenv.concurrency import Tasks
 from agentenv.errors import GuestError, UserError
 from agentenv.sdk.client import Client
@@ -28,8 +28,8 @@ KEYS = 32 << 10  # bytes read at once: a paste
 def command(
     sandbox_id: Annotated[str, typer.Argument(help="Sandbox id")],
     program: Annotated[str, typer.Option("--shell", help="Program to run")] = "/bin/bash",
-    user: Annotated[str | None, typer.Option("-u", "--user", help="User in the guest")] = None,
-    workdir: Annotated[str | None, typer.Option("-w", "--workdir", help="Folder")] = None,
+    user: User = None,
+    workdir: Workdir = None,
     env: Env = None,
     home: Home = None,
     url: Url = None,

@@ -12,6 +12,8 @@ from agentenv.errors import UserError
 from agentenv.sdk.client import Client
 
 Template = Annotated[str, typer.Argument(help="Template (name, name:tag, id) or image reference")]
+User = Annotated[str | None, typer.Option("-u", "--user", help="User in the guest")]
+Workdir = Annotated[str | None, typer.Option("-w", "--workdir", help="Folder")]
 Env = Annotated[list[str] | None, typer.Option("-e", "--env", help="NAME=value, repeatable")]
 Cpus = Annotated[int | None, typer.Option("--cpus", help="Virtual CPUs")]
 Memory = Annotated[int | None, typer.Option("--memory", help="MiB")]

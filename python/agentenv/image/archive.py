@@ -22,11 +22,9 @@ from agentenv.errors import ImageError, faults
 from agentenv.image import manifest as m
 from agentenv.image.compression import READ, compression, plain
 from agentenv.image.reference import LocalImage
-from agentenv.image.source import OpenBlob, Report, SourceLayer
+from agentenv.image.source import OpenBlob, Report, SourceLayer, source_layers
 from agentenv.model import ImageConfig
 from agentenv.store.blobs import Blobs
-
-MAX_NESTED = 4  # indexes within indexes
 
 
 class Files(Protocol):
@@ -126,15 +124,9 @@ class ArchivedImage:
         name = self.names[layer.digest]
         found = await asyncio.to_thread(_sha256, self.files, name)
         if found != layer.digest:
-            raise mismatch(name, layer.digest, found)
+            raise m.mismatch(name, layer.digest, found)
         report(layer.digest, "fetch", layer.size, layer.size)
         yield lambda: self.files.open(name)
-
-
-def mismatch(what: str, expected: str, found: str) -> ImageError:
-    return ImageError(
-        f"{what} is damaged", why=f"its digest is {found}, not {expected}", code="digest_mismatch"
-    )
 
 
 def _sha256(files: Files, name: str) -> str:
@@ -204,9 +196,7 @@ def _blob_name(digest: str) -> str:
 
 def _checked(files: Files, digest: str) -> dict[str, Any]:
     data = _read(files, _blob_name(digest))
-    found = "sha256:" + hashlib.sha256(data).hexdigest()
-    if found != digest:
-        raise mismatch(_blob_name(digest), digest, found)
+    m.check_digest(_blob_name(digest), data, digest)
     return m.document(data)
 
 
@@ -226,7 +216,7 @@ def _layout(files: Files, tag: str | None) -> ArchivedImage:
     chosen = m.choose(offered, architecture) if len(offered) > 1 else offered[0]
     doc = _checked(files, chosen.digest)
     digest = chosen.digest
-    for _ in range(MAX_NESTED):
+    for _ in range(m.MAX_NESTED):
         if not m.is_index(doc):
             break
         digest = m.choose(m.choices(doc), architecture).digest
@@ -235,10 +225,7 @@ def _layout(files: Files, tag: str | None) -> ArchivedImage:
     config = m.configuration(
         _checked(files, manifest.config.digest), len(manifest.layers), architecture
     )
-    layers = tuple(
-        SourceLayer(diff_id, layer.digest, layer.size)
-        for diff_id, layer in zip(config.diff_ids, manifest.layers, strict=True)
-    )
+    layers = source_layers(manifest, config)
     names = {layer.digest: _blob_name(layer.digest) for layer in layers}
     return ArchivedImage(files, digest, config.image, layers, names)
 
@@ -270,5 +257,4 @@ def _docker(files: Files, tag: str | None) -> ArchivedImage:
         digest = _sha256(files, name)
         layers.append(SourceLayer(diff_id, digest, files.size(name)))
         held[digest] = name
-    digest = "sha256:" + hashlib.sha256(config_data).hexdigest()
-    return ArchivedImage(files, digest, config.image, tuple(layers), held)
+    return ArchivedImage(files, m.digest_of(config_data), config.image, tuple(layers), held)

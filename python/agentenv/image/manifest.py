@@ -5,6 +5,7 @@ Field names and media types: OCI image-spec 1.1, Docker distribution manifest v2
 
 from __future__ import annotations
 
+import hashlib
 import json
 import platform
 import re
@@ -24,6 +25,7 @@ INDEXES = (
 )
 MAX_BYTES = 8 << 20  # of a manifest or configuration; registries refuse more than 4 MiB
 MAX_LAYERS = 1024
+MAX_NESTED = 4  # indexes within indexes
 _DIGEST = re.compile(r"^sha256:[0-9a-f]{64}$")
 _MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
 
@@ -57,6 +59,23 @@ def host_architecture() -> str:
     """This machine's architecture by OCI's names."""
     machine = platform.machine()
     return _MACHINES.get(machine, machine)
+
+
+def digest_of(data: bytes) -> str:
+    """``sha256:`` and the digest in hex."""
+    return "sha256:" + hashlib.sha256(data).hexdigest()
+
+
+def check_digest(what: str, data: bytes, expected: str) -> None:
+    """Raises ImageError (``digest_mismatch``)."""
+    if (found := digest_of(data)) != expected:
+        raise mismatch(what, expected, found)
+
+
+def mismatch(what: str, expected: str, found: str) -> ImageError:
+    return ImageError(
+        f"{what} is damaged", why=f"its digest is {found}, not {expected}", code="digest_mismatch"
+    )
 
 
 def document(data: bytes) -> dict[str, Any]:

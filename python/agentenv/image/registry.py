@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import ipaddress
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -13,16 +12,14 @@ import httpx
 
 from agentenv.errors import ImageError, InfraError, UserError
 from agentenv.image import manifest as m
-from agentenv.image.archive import mismatch
 from agentenv.image.reference import DOCKER_HUB, RegistryImage
-from agentenv.image.source import OpenBlob, Report, SourceLayer
+from agentenv.image.source import OpenBlob, Report, SourceLayer, source_layers
 from agentenv.image.transport import TIMEOUT, Endpoint, Missing, Transport
 from agentenv.model import ImageConfig
 from agentenv.store.blobs import Blobs
 
 T = TypeVar("T")
 HUB_ENDPOINT = "https://registry-1.docker.io"
-MAX_NESTED = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +111,9 @@ async def _read(
     architecture = m.host_architecture()
     digest = reference.digest
     data = await _manifest(transports, digest or reference.tag, str(reference))
-    for _ in range(MAX_NESTED):
-        found = "sha256:" + hashlib.sha256(data).hexdigest()
-        if digest is not None and found != digest:
-            raise mismatch(f"the manifest of {reference}", digest, found)
-        digest = found
+    for _ in range(m.MAX_NESTED):
+        digest = digest or m.digest_of(data)
+        m.check_digest(f"the manifest of {reference}", data, digest)
         doc = m.document(data)
         if not m.is_index(doc):
             break
@@ -130,14 +125,9 @@ async def _read(
         lambda transport: transport.document(f"blobs/{manifest.config.digest}"),
         f"the configuration of {reference}",
     )
-    found = "sha256:" + hashlib.sha256(raw.content).hexdigest()
-    if found != manifest.config.digest:
-        raise mismatch(f"the configuration of {reference}", manifest.config.digest, found)
+    m.check_digest(f"the configuration of {reference}", raw.content, manifest.config.digest)
     config = m.configuration(m.document(raw.content), len(manifest.layers), architecture)
-    layers = tuple(
-        SourceLayer(diff_id, layer.digest, layer.size)
-        for diff_id, layer in zip(config.diff_ids, manifest.layers, strict=True)
-    )
+    layers = source_layers(manifest, config)
     assert digest is not None
     return RemoteImage(transports, blobs, digest, config.image, layers)
 

@@ -11,6 +11,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import BinaryIO, Protocol
 
+from agentenv.image.manifest import Configuration, Manifest
 from agentenv.model import ImageConfig
 
 # Layer digest, stage (``fetch``, ``convert``, ``done``, ``exists``), bytes done, bytes in all.
@@ -25,6 +26,12 @@ class SourceLayer:
     diff_id: str
     digest: str
     size: int
+
+
+def source_layers(manifest: Manifest, configuration: Configuration) -> tuple[SourceLayer, ...]:
+    """The layers of a manifest with their diff ids, of which there are as many."""
+    pairs = zip(configuration.diff_ids, manifest.layers, strict=True)
+    return tuple(SourceLayer(diff_id, layer.digest, layer.size) for diff_id, layer in pairs)
 
 
 class ImageSource(Protocol):

@@ -21,8 +21,7 @@ import httpx
 
 from agentenv.errors import AgentEnvError, ImageError, InfraError, faults
 from agentenv.image import credentials
-from agentenv.image.archive import mismatch
-from agentenv.image.manifest import MAX_BYTES, Descriptor
+from agentenv.image.manifest import MAX_BYTES, Descriptor, mismatch
 
 log = logging.getLogger(__name__)
 

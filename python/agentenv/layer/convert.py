@@ -84,14 +84,8 @@ def _unpack(
     advance: Callable[[int], None],
     stop: threading.Event,
 ) -> None:
-    def check() -> None:
-        if stop.is_set():
-            raise Interrupted
-
     with faults("the layer could not be stored"):
-        with data.open("wb", buffering=1 << 20) as out, open_blob() as blob:
-            unpacker = Unpacker(out)
-            found = unpacker.run(Reading(blob, advance), check)
+        unpacker, found = unpack(data, open_blob, advance, stop)
         if found != diff_id:
             raise ImageError(
                 "the layer is not the one the image names",
@@ -99,6 +93,26 @@ def _unpack(
                 code="digest_mismatch",
             )
         listing.write_bytes(tree.dump(unpacker.root, unpacker.blocks))
+
+
+def unpack(
+    data: Path,
+    open_blob: Callable[[], BinaryIO],
+    advance: Callable[[int], None],
+    stop: threading.Event,
+) -> tuple[Unpacker, str]:
+    """Unpack a layer's blob, its contents into ``data``; with its diff id. Blocking.
+
+    Raises ImageError, OSError, Interrupted when ``stop`` was set.
+    """
+
+    def check() -> None:
+        if stop.is_set():
+            raise Interrupted
+
+    with data.open("wb", buffering=1 << 20) as out, open_blob() as blob:
+        unpacker = Unpacker(out)
+        return unpacker, unpacker.run(Reading(blob, advance), check)
 
 
 async def load_tree(blobs: Blobs, diff_ids: tuple[str, ...]) -> tuple[Directory, list[int]]:

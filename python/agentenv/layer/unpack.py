@@ -48,7 +48,7 @@ class Unpacker:
         self.root = Directory()
         self.blocks = 0
         self._data = data
-        self._known: dict[tuple[str, int], int | Chunks] = {}
+        self._known: dict[tuple[str, int], int] = {}
 
     def run(self, blob: Readable, check: Callable[[], None]) -> str:
         """Unpack the whole of ``blob``; its diff id. Raises ImageError, OSError."""

@@ -7,12 +7,13 @@ again, convert to the same bytes (where the source can still be read).
 from __future__ import annotations
 
 import asyncio
+import filecmp
 import hashlib
 import os
 import shutil
 import stat
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,11 +24,11 @@ from agentenv.image.compression import READ
 from agentenv.image.open import opened
 from agentenv.image.reference import DebianImage, parse
 from agentenv.image.registry import RegistrySettings
-from agentenv.image.source import quiet
+from agentenv.image.source import ImageSource, SourceLayer, quiet
 from agentenv.layer import convert
 from agentenv.layer.catalog import Image
 from agentenv.layer.tree import HOLE, IMPLIED, Chunks, Directory, Inode, Kind, Node, walk
-from agentenv.layer.unpack import HOLES_FROM, ChunkHasher, Unpacker, chunk_span
+from agentenv.layer.unpack import HOLES_FROM, ChunkHasher, chunk_span
 from agentenv.store.blobs import Blobs
 
 _FORMATS = {
@@ -180,23 +181,7 @@ async def _source(blobs: Blobs, image: Image, settings: RegistrySettings) -> str
             if source.digest != image.digest:
                 return f"not compared: {image.reference} is another image by now"
             for layer in source.layers:
-                async with source.blob(layer, quiet) as open_blob, blobs.draft() as draft:
-
-                    def work(_: threading.Event, path: Path = draft.path) -> bool:
-                        with open_blob() as blob, path.open("wb") as out:
-                            unpacker = Unpacker(out)
-                            unpacker.run(blob, lambda: None)
-                        return True
-
-                    await interruptible(work)
-                    _, data_key = convert.layer_keys(layer.diff_id)
-                    stored = await convert.stored(blobs, data_key)
-                    if not await asyncio.to_thread(_same, stored, draft.path):
-                        raise ImageError(
-                            f"layer {layer.digest} is stored differently from its source",
-                            fix="remove the image and pull it again",
-                            code="layer_damaged",
-                        )
+                await _layer(blobs, source, layer)
     except AgentEnvError as error:
         if error.code == "layer_damaged":
             raise
@@ -204,13 +189,17 @@ async def _source(blobs: Blobs, image: Image, settings: RegistrySettings) -> str
     return "the same"
 
 
-def _same(one: Path, other: Path) -> bool:
-    if one.stat().st_size != other.stat().st_size:
-        return False
-    return all(a == b for a, b in zip(_chunks(one), _chunks(other), strict=True))
-
-
-def _chunks(path: Path) -> Generator[bytes]:
-    with path.open("rb") as file:
-        while chunk := file.read(READ):
-            yield chunk
+async def _layer(blobs: Blobs, source: ImageSource, layer: SourceLayer) -> None:
+    """Raises ImageError (``layer_damaged``) if it is stored differently from its source."""
+    async with source.blob(layer, quiet) as open_blob, blobs.draft() as draft:
+        await interruptible(
+            lambda stop: convert.unpack(draft.path, open_blob, lambda _: None, stop)
+        )
+        _, data_key = convert.layer_keys(layer.diff_id)
+        stored = await convert.stored(blobs, data_key)
+        if not await asyncio.to_thread(filecmp.cmp, stored, draft.path, shallow=False):
+            raise ImageError(
+                f"layer {layer.digest} is stored differently from its source",
+                fix="remove the image and pull it again",
+                code="layer_damaged",
+            )

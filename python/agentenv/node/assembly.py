@@ -21,7 +21,7 @@ from agentenv.host.tools import Tools
 from agentenv.image.registry import RegistrySettings
 from agentenv.layer.catalog import ImageCatalog
 from agentenv.node import doctor
-from agentenv.node.data_plane import DataPlane, DataPlaneConfig, upstreams
+from agentenv.node.data_plane import RESOLV_FILES, DataPlane, DataPlaneConfig, upstreams
 from agentenv.node.ground import Folders, NodeGround
 from agentenv.node.node import Node
 from agentenv.node.slots import SlotConfig, SlotPool
@@ -30,7 +30,6 @@ from agentenv.store.sql import SqlRecords
 
 log = logging.getLogger(__name__)
 
-RESOLV_FILES = ("/run/systemd/resolve/resolv.conf", "/etc/resolv.conf")
 FOLDER_MODE = 0o711  # engines run as users of their own and pass through
 
 

@@ -7,6 +7,7 @@ was killed is started again and told the whole truth.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import signal
 import socket
@@ -22,6 +23,8 @@ from agentenv.node.edge import EdgeClient, Resolver, Route, edge_argv
 log = logging.getLogger(__name__)
 
 NAME = "edge"
+# A stub resolver's own upstreams come before the stub, which answers on the host's loopback only.
+RESOLV_FILES = ("/run/systemd/resolve/resolv.conf", "/etc/resolv.conf")
 START_DEADLINE = 20.0  # seconds from its start to its answer
 STOP_DEADLINE = 5.0
 RESTART_DELAY = 0.5  # seconds; an edge that ends at once must not be restarted in a tight loop
@@ -39,7 +42,7 @@ class DataPlaneConfig:
 
 
 class DataPlane:
-    """``start`` or ``forget`` first, ``close`` last; between them ``put`` and ``drop``."""
+    """``start`` first (not where nobody is let in), ``close`` last."""
 
     def __init__(self, config: DataPlaneConfig, launcher: Launcher) -> None:
         self._config, self._launcher = config, launcher
@@ -132,20 +135,15 @@ class DataPlane:
         """Bring an edge that ended back, with all it knew."""
         while True:
             try:
-                await self._launcher.wait(NAME)
+                with contextlib.suppress(NotFound):  # a new supervisor that never knew it
+                    await self._launcher.wait(NAME)
                 log.warning("the data plane ended; starting it again")
+                await self._launcher.ensure()
                 await self._ensure()
                 await self.sync()
-            except NotFound:
-                await self._restore()
             except InfraError as error:
                 log.warning("the data plane is not back yet: %s", error.message)
             await asyncio.sleep(RESTART_DELAY)
-
-    async def _restore(self) -> None:
-        await self._launcher.ensure()
-        await self._ensure()
-        await self.sync()
 
     def know(self, route: Route, resolver: Resolver | None) -> None:
         """Have ``sync`` tell of it."""
@@ -213,7 +211,7 @@ def upstreams(configured: tuple[str, ...], files: Mapping[str, str]) -> tuple[st
     """The configured servers, else the host's; a stub's own upstreams before the stub."""
     if configured:
         return tuple(a if ":" in a else f"{a}:53" for a in configured)
-    for path in ("/run/systemd/resolve/resolv.conf", "/etc/resolv.conf"):
+    for path in RESOLV_FILES:
         if found := name_servers(files.get(path, "")):
             return found
     return ()

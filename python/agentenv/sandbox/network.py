@@ -178,18 +178,3 @@ def _without(networks: Sequence[str], denied: Sequence[str]) -> list[str]:
 
 def _lines(rules: Sequence[str]) -> str:
     return "\n    ".join(rules)
-
-
-def overlaps(wanted: Sequence[str], taken: Sequence[str]) -> list[tuple[str, str]]:
-    """Pairs of ours and of the host's networks that share addresses (0.0.0.0/0 does not count)."""
-    found: list[tuple[str, str]] = []
-    for ours in wanted:
-        for theirs in taken:
-            other = ipaddress.ip_network(theirs, strict=False)
-            if (
-                other.version == 4
-                and other.prefixlen
-                and other.overlaps(ipaddress.IPv4Network(ours))
-            ):
-                found.append((ours, theirs))
-    return found

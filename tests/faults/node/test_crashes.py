@@ -72,9 +72,6 @@ def test_a_deadline_that_passed_while_no_server_ran_is_applied(own):
     assert not alive(pid)
 
 
-STEPS = ("slot", "disk", "process", "boot", "init", "publish")
-
-
 @pytest.mark.parametrize("delay", [0.0, 0.05, 0.15, 0.4, 1.0, 2.0, 3.0])
 def test_a_creation_cut_short_by_a_crash_leaves_nothing(own, delay):
     before = HostObjects.now()

@@ -1,11 +1,10 @@
 import ipaddress
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agentenv.sandbox import network
-from agentenv.sandbox.network import Plan, host_rules, overlaps, slot_rules, slots_in
+from agentenv.sandbox.network import Plan, host_rules, slot_rules, slots_in
 
 INNER, UPLINK = ipaddress.IPv4Network("10.233.0.0/30"), ipaddress.IPv4Network("10.234.0.0/16")
 
@@ -46,15 +45,3 @@ def test_without_internet_nothing_is_accepted_outwards():
 def test_the_hosts_own_addresses_are_denied_before_anything_is_allowed():
     rules = slot_rules(plan(), internet=True, allow_private=("10.0.0.0/8",), host=("203.0.113.1",))
     assert rules.index("203.0.113.1") < rules.index("10.0.0.0/8 } accept")
-
-
-@pytest.mark.parametrize(
-    ("ours", "theirs", "found"),
-    [
-        (["10.234.0.0/16"], ["10.0.0.0/8"], 1),
-        (["10.234.0.0/16"], ["0.0.0.0/0", "192.168.0.0/16", "fe80::/64"], 0),
-        (["10.234.0.0/16", "10.233.0.0/30"], ["10.233.0.1/32", "10.234.9.0/24"], 2),
-    ],
-)
-def test_overlaps_with_the_hosts_networks(ours, theirs, found):
-    assert len(overlaps(ours, theirs)) == found
