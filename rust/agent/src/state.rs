@@ -80,8 +80,9 @@ impl Agent {
 /// Run the agent; returns only when its runtime cannot go on.
 pub fn serve(listen: SocketAddr, port: Option<control::Port>, memory: Option<OwnedFd>) {
     sys::block_sigio();
-    if let Err(error) = sys::raise_file_limit() {
-        println!("agentenv-agent: few descriptors: {error}");
+    sys::raise_file_limit();
+    if memory.is_some() {
+        process::prepare();
     }
     let mut memory = memory.map(File::from);
     let remembered = memory.as_mut().and_then(control::recall).map(Arc::new);
@@ -96,7 +97,8 @@ pub fn serve(listen: SocketAddr, port: Option<control::Port>, memory: Option<Own
     });
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
-        .max_blocking_threads(16)
+        // One for each file on its way; slow clients must not keep others waiting.
+        .max_blocking_threads(256)
         // Address space only: trees of folders are walked by recursion, as deep as a path goes.
         .thread_stack_size(4 << 20)
         .build();

@@ -116,6 +116,42 @@ pub fn fchown(file: &std::fs::File, uid: u32, gid: u32) -> io::Result<()> {
     std::os::unix::fs::fchown(file, Some(uid), Some(gid))
 }
 
+/// Have room for `size` bytes of the file, its length unchanged; a file system that cannot promise
+/// it is no fault.
+pub fn reserve(file: &std::fs::File, size: u64) -> io::Result<()> {
+    let size = libc::off_t::try_from(size).map_err(io::Error::other)?;
+    // SAFETY: takes numbers.
+    let done = unsafe { libc::fallocate(file.as_raw_fd(), libc::FALLOC_FL_KEEP_SIZE, 0, size) };
+    match checked(done).map_err(|error| (error.raw_os_error(), error)) {
+        Ok(_) | Err((Some(libc::EOPNOTSUPP | libc::ENOSYS), _)) => Ok(()),
+        Err((_, error)) => Err(error),
+    }
+}
+
+/// Set the modification time of `path`, a link's own, to `seconds` since 1970.
+pub fn set_mtime(path: &Path, seconds: u64) -> io::Result<()> {
+    let path = c_string(path.as_os_str())?;
+    let seconds = libc::time_t::try_from(seconds).map_err(io::Error::other)?;
+    let at = |tv_nsec| libc::timespec {
+        tv_sec: seconds,
+        tv_nsec,
+    };
+    let times = [at(libc::UTIME_OMIT), at(0)];
+    let flags = libc::AT_SYMLINK_NOFOLLOW;
+    // SAFETY: `path` is NUL-terminated, `times` holds the two that the call reads.
+    checked(unsafe { libc::utimensat(libc::AT_FDCWD, path.as_ptr(), times.as_ptr(), flags) })
+        .map(drop)
+}
+
+/// A pipe or device of exactly that mode; `device` is major and minor.
+pub fn make_node(path: &Path, mode: u32, device: (u32, u32)) -> io::Result<()> {
+    let name = c_string(path.as_os_str())?;
+    // SAFETY: `name` is NUL-terminated.
+    checked(unsafe { libc::mknod(name.as_ptr(), mode, libc::makedev(device.0, device.1)) })?;
+    // SAFETY: as above; mknod obeyed our umask.
+    checked(unsafe { libc::chmod(name.as_ptr(), mode & 0o7777) }).map(drop)
+}
+
 /// Size and free space of the file system at `path`, in bytes.
 pub fn disk_space(path: &Path) -> io::Result<(u64, u64)> {
     let path = c_string(path.as_os_str())?;
@@ -149,6 +185,17 @@ pub fn open_terminal() -> io::Result<(OwnedFd, OwnedFd)> {
     let theirs = checked(unsafe { libc::ioctl(ours.as_raw_fd(), libc::TIOCGPTPEER as _, own) })?;
     // SAFETY: as above.
     Ok((ours, unsafe { OwnedFd::from_raw_fd(theirs) }))
+}
+
+/// The key that ends input of a terminal that reads by lines; None: it takes every byte as it is.
+pub fn end_of_file_key(terminal: RawFd) -> io::Result<Option<u8>> {
+    let mut modes = std::mem::MaybeUninit::<libc::termios>::uninit();
+    // SAFETY: the descriptor is open, `modes` has room for the result.
+    checked(unsafe { libc::tcgetattr(terminal, modes.as_mut_ptr()) })?;
+    // SAFETY: the call succeeded, so it filled `modes`.
+    let modes = unsafe { modes.assume_init() };
+    let by_lines = modes.c_lflag & libc::ICANON != 0;
+    Ok(by_lines.then_some(modes.c_cc[libc::VEOF]))
 }
 
 /// Make the terminal on standard input the controlling one of this (new) session.
@@ -288,10 +335,18 @@ pub fn wait_sigio() {
     }
 }
 
-/// As many descriptors as the kernel allows: deep trees are removed with one open folder a level.
+/// As many descriptors as we may have: deep trees are removed with one open folder a level.
 /// Processes of users get the usual `soft` limit back, see `become_user`.
-pub fn raise_file_limit() -> io::Result<()> {
-    set_file_limit(FILES_HARD, FILES_HARD)
+pub fn raise_file_limit() {
+    if set_file_limit(FILES_HARD, FILES_HARD).is_err() {
+        let mut limit = std::mem::MaybeUninit::<libc::rlimit>::zeroed();
+        // SAFETY: `limit` has room for the result; all zeroes is a valid rlimit.
+        let limit = unsafe {
+            libc::getrlimit(libc::RLIMIT_NOFILE, limit.as_mut_ptr());
+            limit.assume_init()
+        };
+        let _ = set_file_limit(limit.rlim_max, limit.rlim_max); // it stays as it is
+    }
 }
 
 /// The kernel's default of fs.nr_open, and what programs that use select() can take.
@@ -305,6 +360,13 @@ fn set_file_limit(soft: libc::rlim_t, hard: libc::rlim_t) -> io::Result<()> {
     };
     // SAFETY: `limit` is a valid rlimit; the call is async-signal-safe.
     checked(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) }).map(drop)
+}
+
+/// Move the calling process into the cgroup whose `cgroup.procs` is open at `procs`.
+/// Async-signal-safe.
+pub fn join_cgroup(procs: RawFd) -> io::Result<()> {
+    // SAFETY: the descriptor is open, pointer and length describe one static byte.
+    checked(unsafe { libc::write(procs, c"0".as_ptr().cast(), 1) } as libc::c_int).map(drop)
 }
 
 /// What a child does before exec: session of its own, identity, folder. Async-signal-safe.

@@ -1,8 +1,10 @@
 //! Paths and metadata of files, as the in-guest protocol shows them.
 
+pub mod archive;
 pub mod entry;
 pub mod metadata;
 pub mod operations;
+pub mod target;
 pub mod watch;
 
 use crate::state::Agent;

@@ -20,7 +20,7 @@ use super::{json_answer, Answer, Body};
 
 /// The largest request: standard input in one piece, in base64.
 const MAX_REQUEST: usize = 64 << 20;
-const END_OF_STREAM: u8 = 2;
+pub const END_OF_STREAM: u8 = 2;
 const HEAD: usize = 5;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,7 +58,7 @@ impl Code {
 #[derive(Debug)]
 pub struct Fault {
     code: Code,
-    message: String,
+    pub message: String,
 }
 
 impl Fault {
@@ -95,6 +95,10 @@ pub async fn message<T: DeserializeOwned>(request: Request<Incoming>) -> Result<
 pub async fn first_message<T: DeserializeOwned>(request: Request<Incoming>) -> Result<T, Fault> {
     let mut data = BytesMut::from(&whole(request).await?[..]);
     match take_envelope(&mut data)? {
+        Some((flags, _)) if flags & END_OF_STREAM != 0 => Err(Fault::new(
+            Code::InvalidArgument,
+            "the request ends before its message",
+        )),
         Some((_, message)) => parse(&message),
         None => Err(Fault::new(
             Code::InvalidArgument,
@@ -137,6 +141,10 @@ pub fn take_envelope(data: &mut BytesMut) -> Result<Option<(u8, Bytes)>, Fault> 
     }
     let mut whole = data.split_to(HEAD + length);
     let flags = whole[0];
+    if flags & !END_OF_STREAM != 0 {
+        let message = format!("envelope flags {flags:#x} are not supported (1 is compression)");
+        return Err(Fault::new(Code::Unimplemented, message));
+    }
     Ok(Some((flags, whole.split_off(HEAD).freeze())))
 }
 
@@ -216,6 +224,7 @@ fn number(request: &Request<Incoming>, name: &'static str) -> Option<u64> {
 const KEEPALIVE: Duration = Duration::from_secs(90);
 
 /// What a client wants of a stream's timing.
+#[derive(Clone)]
 pub struct Pace {
     pub keepalive: Duration,
     deadline: Option<Instant>,
@@ -265,6 +274,12 @@ mod tests {
             }
             assert_eq!((found, data.len()), (2, 0));
         }
+    }
+
+    #[test]
+    fn flags_that_we_do_not_know_are_refused() {
+        let mut data = BytesMut::from(&[1, 0, 0, 0, 2, b'{', b'}'][..]);
+        assert!(take_envelope(&mut data).is_err());
     }
 
     #[test]

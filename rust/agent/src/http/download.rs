@@ -62,7 +62,7 @@ fn open(path: &str) -> io::Result<(File, u64)> {
     Ok((file, meta.len()))
 }
 
-fn explain(path: &str, failure: &io::Error) -> Answer {
+pub fn explain(path: &str, failure: &io::Error) -> Answer {
     match failure.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => error(
             StatusCode::NOT_FOUND,

@@ -81,7 +81,7 @@ async fn take(agent: &Agent, mut body: Incoming) -> Result<(), Fault> {
         let frame = frame.map_err(|e| Fault::new(Code::InvalidArgument, e.to_string()))?;
         data.extend_from_slice(frame.data_ref().unwrap_or(&bytes::Bytes::new()));
         while let Some((flags, message)) = connect::take_envelope(&mut data)? {
-            if flags & 2 != 0 {
+            if flags & connect::END_OF_STREAM != 0 {
                 return Ok(());
             }
             let message: StreamMessage = connect::parse(&message)?;

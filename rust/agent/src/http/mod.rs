@@ -1,11 +1,14 @@
 //! The in-guest API: HTTP/1.1, plain routes and Connect RPCs (E2B.md §2).
 
+mod archive;
 mod auth;
+mod compose;
 pub mod connect;
 mod download;
 mod filesystem;
 mod input;
 mod processes;
+mod tunnel;
 mod upload;
 pub mod watchers;
 
@@ -53,6 +56,7 @@ pub async fn serve(listen: SocketAddr, agent: Arc<Agent>) -> io::Result<()> {
             let _ = hyper::server::conn::http1::Builder::new()
                 .half_close(true)
                 .serve_connection(TokioIo::new(connection), service)
+                .with_upgrades()
                 .await;
         });
     }
@@ -75,6 +79,10 @@ async fn answer(agent: Arc<Agent>, request: Request<Incoming>) -> Result<Answer,
     Ok(match (request.method(), path.as_str()) {
         (&Method::GET, "/files") => download::get(&agent, &request).await,
         (&Method::POST, "/files") => upload::post(&agent, request).await,
+        (&Method::POST, "/files/compose") => compose::post(&agent, request).await,
+        (&Method::GET, "/archive") => archive::get(&agent, &request).await,
+        (&Method::POST, "/archive") => archive::post(&agent, request).await,
+        (&Method::GET, "/tcp") => tunnel::open(request).await,
         (&Method::GET, "/metrics") => json_answer(StatusCode::OK, &metrics().await),
         (&Method::GET, "/envs") => {
             let env = agent

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use base64::prelude::{Engine as _, BASE64_STANDARD};
 use hyper::body::Incoming;
@@ -240,13 +241,13 @@ fn respond(
     is_starter: bool,
 ) -> Answer {
     let (sender, answer) = connect::stream();
+    if is_starter {
+        tokio::spawn(end_at_deadline(Arc::clone(&process), pace.clone()));
+    }
     tokio::spawn(async move {
         match relay(&sender, &process, events, &pace).await {
             Ok(Relayed::Ended) => sender.end(Ok(())).await,
             Ok(Relayed::DeadlinePassed) => {
-                if is_starter {
-                    let _ = process.signal(libc::SIGKILL);
-                }
                 let message = "the command's deadline passed";
                 sender
                     .end(Err(Fault::new(Code::DeadlineExceeded, message)))
@@ -258,10 +259,21 @@ fn respond(
     answer
 }
 
+/// A process whose starter set a deadline does not outlive it, whoever listens.
+async fn end_at_deadline(process: Arc<Process>, pace: Pace) {
+    tokio::select! {
+        () = process.wait() => {}
+        () = pace.deadline() => drop(process.signal(libc::SIGKILL)),
+    }
+}
+
 enum Relayed {
     Ended,
     DeadlinePassed,
 }
+
+/// After the deadline: for output that was on its way.
+const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// Send `start`, then everything that happens, until the end, the deadline or the client's leaving.
 async fn relay(
@@ -276,18 +288,13 @@ async fn relay(
     loop {
         tokio::select! {
             biased;
-            () = pace.deadline() => return Ok(Relayed::DeadlinePassed),
             () = sender.closed() => return Err(Gone),
+            () = pace.deadline() => {
+                let rest = tokio::time::timeout(LAST_WORDS, relay_output(sender, &mut events));
+                return rest.await.unwrap_or(Ok(())).map(|()| Relayed::DeadlinePassed);
+            }
             event = events.recv() => match event {
-                Some(Event::Data(stream, data)) => {
-                    let name = match stream {
-                        Stream::Stdout => "stdout",
-                        Stream::Stderr => "stderr",
-                        Stream::Terminal => "pty",
-                    };
-                    let data = BASE64_STANDARD.encode(&data);
-                    sender.message(&json!({"event": {"data": {name: data}}})).await?;
-                }
+                Some(Event::Data(stream, data)) => send_output(sender, stream, &data).await?,
                 Some(Event::End(end)) => {
                     sender.message(&json!({"event": {"end": describe_end(&end)}})).await?;
                     return Ok(Relayed::Ended);
@@ -301,10 +308,35 @@ async fn relay(
     }
 }
 
+/// What a process that is being killed still printed, up to its end.
+async fn relay_output(sender: &Sender, events: &mut mpsc::Receiver<Event>) -> Result<(), Gone> {
+    while let Some(Event::Data(stream, data)) = events.recv().await {
+        send_output(sender, stream, &data).await?;
+    }
+    Ok(())
+}
+
+async fn send_output(sender: &Sender, stream: Stream, data: &[u8]) -> Result<(), Gone> {
+    let name = match stream {
+        Stream::Stdout => "stdout",
+        Stream::Stderr => "stderr",
+        Stream::Terminal => "pty",
+    };
+    let data = BASE64_STANDARD.encode(data);
+    sender
+        .message(&json!({"event": {"data": {name: data}}}))
+        .await
+}
+
 fn describe_end(end: &End) -> Value {
     let mut shown = json!({"exitCode": end.exit_code, "exited": end.exited, "status": end.status});
     if end.exit_code != 0 {
         shown["error"] = json!(end.status);
+    }
+    // Not E2B's: its SDKs pass over it, ours tells a want of memory from a failed command by it.
+    if end.out_of_memory {
+        shown["outOfMemory"] = json!(true);
+        shown["error"] = json!(format!("{} (the sandbox ran out of memory)", end.status));
     }
     shown
 }

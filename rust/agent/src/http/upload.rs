@@ -1,8 +1,6 @@
 //! `POST /files`: one raw file or several in a form, streamed to disk.
 
-use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
@@ -16,9 +14,9 @@ use tokio::sync::mpsc;
 
 use super::{error, json_answer, query, Answer};
 use crate::fs::metadata::{self, Metadata};
-use crate::fs::{operations, resolve};
+use crate::fs::resolve;
+use crate::fs::target::{Target, Wanted};
 use crate::state::Agent;
-use crate::sys;
 use crate::users::User;
 
 /// Pieces received ahead of the disk.
@@ -33,7 +31,7 @@ struct How {
 }
 
 /// A failed upload: status and message.
-type Failure = (StatusCode, String);
+pub type Failure = (StatusCode, String);
 
 pub async fn post(agent: &Agent, request: Request<Incoming>) -> Answer {
     match receive(agent, request).await {
@@ -68,15 +66,15 @@ async fn receive(agent: &Agent, request: Request<Incoming>) -> Result<Vec<Value>
         return receive_form(agent, &how, path, boundary, request.into_body()).await;
     }
     let path = path.ok_or_else(|| bad("the path query parameter is missing".to_owned()))?;
-    let mut target = Target::open(agent, &how, &path).await?;
+    let mut upload = Upload::begin(agent, &how, &path)?;
     let mut body = request.into_body();
     while let Some(frame) = body.frame().await {
         match frame {
-            Ok(frame) => target.write(frame.into_data().unwrap_or_default()).await?,
-            Err(_) => return Err(target.abandon(broken_off()).await),
+            Ok(frame) => upload.write(frame.into_data().unwrap_or_default()).await?,
+            Err(_) => return Err(upload.abandon(broken_off()).await),
         }
     }
-    Ok(vec![target.finish().await?])
+    Ok(vec![upload.finish().await?])
 }
 
 /// The `X-Metadata-<key>` headers.
@@ -108,15 +106,15 @@ async fn receive_form(
         }
         let name = path.clone().or_else(|| part.file_name().map(str::to_owned));
         let name = name.ok_or_else(|| bad("a part has neither path nor file name".to_owned()))?;
-        let mut target = Target::open(agent, how, &name).await?;
+        let mut upload = Upload::begin(agent, how, &name)?;
         loop {
             match part.chunk().await {
-                Ok(Some(data)) => target.write(data).await?,
+                Ok(Some(data)) => upload.write(data).await?,
                 Ok(None) => break,
-                Err(failure) => return Err(target.abandon(malformed(failure)).await),
+                Err(failure) => return Err(upload.abandon(malformed(failure)).await),
             }
         }
-        written.push(target.finish().await?);
+        written.push(upload.finish().await?);
     }
     if written.is_empty() {
         return Err(bad("the form holds no part named 'file'".to_owned()));
@@ -124,7 +122,7 @@ async fn receive_form(
     Ok(written)
 }
 
-fn bad(message: String) -> Failure {
+pub fn bad(message: String) -> Failure {
     (StatusCode::BAD_REQUEST, message)
 }
 
@@ -132,7 +130,7 @@ fn broken_off() -> Failure {
     bad("the upload broke off".to_owned())
 }
 
-fn explain(path: &Path, failure: &io::Error) -> Failure {
+pub fn explain(path: &Path, failure: &io::Error) -> Failure {
     let path = path.display();
     if failure.raw_os_error() == Some(libc::ENXIO) {
         return bad(format!("'{path}': not a regular file")); // a pipe that nobody reads
@@ -160,139 +158,110 @@ fn explain(path: &Path, failure: &io::Error) -> Failure {
     }
 }
 
-/// A file being written by a thread of its own, so that a slow disk does not stop the agent.
-struct Target {
+/// One file on its way to a thread of its own, so that a slow disk does not stop the agent.
+struct Upload {
     path: PathBuf,
-    pieces: Option<mpsc::Sender<Bytes>>,
+    pieces: mpsc::Sender<Piece>,
     writer: tokio::task::JoinHandle<io::Result<()>>,
-    is_new: bool,
 }
 
-impl Target {
-    async fn open(agent: &Agent, how: &How, given: &str) -> Result<Self, Failure> {
+enum Piece {
+    Data(Bytes),
+    /// All has come; without it the file is undone.
+    End,
+}
+
+impl Upload {
+    fn begin(agent: &Agent, how: &How, given: &str) -> Result<Self, Failure> {
         let path = PathBuf::from(resolve(agent, &how.user, given).map_err(bad)?);
-        let (opening, how, gzip) = (path.clone(), how.clone(), how.gzip);
-        let opened = tokio::task::spawn_blocking(move || create(&opening, &how)).await;
-        let (file, is_new) = opened
-            .map_err(|failure| (StatusCode::INTERNAL_SERVER_ERROR, failure.to_string()))?
-            .map_err(|failure| explain(&path, &failure))?;
-        let (pieces, mut incoming) = mpsc::channel::<Bytes>(QUEUE);
-        let writer = tokio::task::spawn_blocking(move || {
-            let mut sink = Sink::new(file, gzip);
-            while let Some(piece) = incoming.blocking_recv() {
-                sink.write(&piece)?;
-            }
-            sink.finish()
+        let target = Target::new(Wanted {
+            path: path.clone(),
+            owner: how.user.clone(),
+            metadata: how.metadata.clone(),
         });
+        let (pieces, incoming) = mpsc::channel(QUEUE);
+        let gzip = how.gzip;
+        let writer = tokio::task::spawn_blocking(move || take(incoming, Sink::new(target, gzip)));
         Ok(Self {
             path,
-            pieces: Some(pieces),
+            pieces,
             writer,
-            is_new,
         })
     }
 
     async fn write(&mut self, data: Bytes) -> Result<(), Failure> {
-        let pieces = self.pieces.as_ref().expect("open until it is finished");
-        if data.is_empty() || pieces.send(data).await.is_ok() {
+        if data.is_empty() || self.pieces.send(Piece::Data(data)).await.is_ok() {
             return Ok(());
         }
         // The writer has ended early: its own result says why.
-        Err(self.failed().await)
-    }
-
-    async fn finish(mut self) -> Result<Value, Failure> {
-        self.pieces = None;
-        match (&mut self.writer).await {
-            Ok(Ok(())) => {
-                let name = self.path.file_name().unwrap_or_default().to_string_lossy();
-                let path = self.path.to_string_lossy();
-                let mut written = json!({"name": name, "type": "file", "path": path});
-                let noted = metadata::read(&self.path);
-                if !noted.is_empty() {
-                    written["metadata"] = json!(noted);
-                }
-                Ok(written)
-            }
-            outcome => Err(self.cleaned(outcome)),
-        }
-    }
-
-    async fn failed(&mut self) -> Failure {
-        self.pieces = None;
-        let outcome = (&mut self.writer).await;
-        self.cleaned(outcome)
-    }
-
-    async fn abandon(mut self, failure: Failure) -> Failure {
-        self.failed().await;
-        failure
-    }
-
-    /// What went wrong; a file that was not there before does not stay in half.
-    fn cleaned(&self, outcome: Result<io::Result<()>, tokio::task::JoinError>) -> Failure {
-        if self.is_new {
-            let _ = std::fs::remove_file(&self.path);
-        }
-        match outcome {
-            Ok(Ok(())) => broken_off(),
+        Err(match (&mut self.writer).await {
             Ok(Err(failure)) => explain(&self.path, &failure),
-            Err(failure) => (StatusCode::INTERNAL_SERVER_ERROR, failure.to_string()),
+            _ => broken_off(),
+        })
+    }
+
+    async fn finish(self) -> Result<Value, Failure> {
+        let _ = self.pieces.send(Piece::End).await; // a writer that has ended says why below
+        match self.writer.await {
+            Ok(Ok(())) => Ok(describe(&self.path)),
+            Ok(Err(failure)) => Err(explain(&self.path, &failure)),
+            Err(failure) => Err((StatusCode::INTERNAL_SERVER_ERROR, failure.to_string())),
         }
+    }
+
+    /// Nothing of it is left when this returns.
+    async fn abandon(self, failure: Failure) -> Failure {
+        drop(self.pieces);
+        let _ = self.writer.await;
+        failure
     }
 }
 
-/// Open for writing from the start, make what is missing above. Watchers see create, chmod, write:
-/// the order of E2B's agent.
-fn create(path: &Path, how: &How) -> io::Result<(File, bool)> {
-    if let Some(parent) = path.parent() {
-        operations::make_parents(parent, &how.user)?;
+pub fn describe(path: &Path) -> Value {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let mut written = json!({"name": name, "type": "file", "path": path.to_string_lossy()});
+    let noted = metadata::read(path);
+    if !noted.is_empty() {
+        written["metadata"] = json!(noted);
     }
-    let is_new = std::fs::symlink_metadata(path).is_err();
-    let file = OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(0o644)
-        // A pipe without a reader would keep this thread for ever.
-        .custom_flags(libc::O_NONBLOCK)
-        .open(path)?;
-    if !file.metadata()?.is_file() {
-        return Err(io::Error::new(
-            io::ErrorKind::InvalidInput,
-            "not a regular file",
-        ));
+    written
+}
+
+fn take(mut incoming: mpsc::Receiver<Piece>, mut sink: Sink) -> io::Result<()> {
+    while let Some(piece) = incoming.blocking_recv() {
+        match piece {
+            Piece::Data(data) => sink.write(&data)?,
+            Piece::End => return sink.finish(),
+        }
     }
-    sys::fchown(&file, how.user.uid, how.user.gid)?;
-    metadata::replace(&file, &how.metadata)?;
-    Ok((file, is_new))
+    Ok(()) // abandoned: dropping the sink undoes it
 }
 
 enum Sink {
-    Plain(File),
-    Gzip(Box<GzDecoder<File>>),
+    Plain(Target),
+    Gzip(Box<GzDecoder<Target>>),
 }
 
 impl Sink {
-    fn new(file: File, gzip: bool) -> Self {
+    fn new(target: Target, gzip: bool) -> Self {
         if gzip {
-            Self::Gzip(Box::new(GzDecoder::new(file)))
+            Self::Gzip(Box::new(GzDecoder::new(target)))
         } else {
-            Self::Plain(file)
+            Self::Plain(target)
         }
     }
 
     fn write(&mut self, data: &[u8]) -> io::Result<()> {
         match self {
-            Self::Plain(file) => file.write_all(data),
+            Self::Plain(target) => target.write_all(data),
             Self::Gzip(decoder) => decoder.write_all(data),
         }
     }
 
     fn finish(self) -> io::Result<()> {
         match self {
-            Self::Plain(_) => Ok(()),
-            Self::Gzip(decoder) => decoder.finish().map(drop),
+            Self::Plain(target) => target.finish(),
+            Self::Gzip(decoder) => decoder.finish()?.finish(),
         }
     }
 }

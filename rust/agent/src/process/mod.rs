@@ -1,5 +1,6 @@
 //! Processes that users start: their table, their subscribers, their end.
 
+mod group;
 mod output;
 mod spawn;
 mod terminal;
@@ -11,12 +12,13 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::net::unix::pipe;
-use tokio::sync::{mpsc, Mutex as AsyncMutex};
+use tokio::sync::{mpsc, watch, Mutex as AsyncMutex};
 
+pub use group::prepare;
 pub use spawn::{start, StartError, Streams};
 pub use terminal::{Size, Terminal};
 
-use crate::sys;
+use group::Group;
 
 /// How long the end of a process is told to a late `Connect`.
 const END_KEPT: Duration = Duration::from_secs(30);
@@ -45,6 +47,8 @@ pub struct End {
     pub exited: bool,
     /// `exit status N` or `signal: NAME`, as Go words it.
     pub status: String,
+    /// The guest's kernel killed it, or what it started, for want of memory.
+    pub out_of_memory: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -62,14 +66,15 @@ pub struct Process {
     /// Some: it was started in a terminal, which is its input and output.
     pub terminal: Option<Arc<Terminal>>,
     subscribers: Mutex<Vec<mpsc::Sender<Event>>>,
-    ended: Mutex<Option<End>>,
+    ended: watch::Sender<Option<End>>,
+    group: Group,
 }
 
 impl Process {
     /// Events from now on; of an ended process only its end.
     pub fn subscribe(&self) -> mpsc::Receiver<Event> {
         let (sender, receiver) = mpsc::channel(QUEUE);
-        match &*self.ended.lock().expect("no holder panics") {
+        match &*self.ended.borrow() {
             Some(end) => drop(sender.try_send(Event::End(end.clone()))),
             None => self
                 .subscribers
@@ -81,7 +86,13 @@ impl Process {
     }
 
     pub fn is_running(&self) -> bool {
-        self.ended.lock().expect("no holder panics").is_none()
+        self.ended.borrow().is_none()
+    }
+
+    /// Return when it has ended and all its output was handed out.
+    pub async fn wait(&self) {
+        let mut ended = self.ended.subscribe();
+        let _ = ended.wait_for(Option::is_some).await; // fails only when we are gone
     }
 
     /// Hand an event to every subscriber, waiting for the slowest; those that left are forgotten.
@@ -118,10 +129,10 @@ impl Process {
         self.stdin.lock().await.take();
     }
 
-    /// Signal it and what it started in its session's process group.
+    /// Signal it and all that it started.
     pub fn signal(&self, signal: libc::c_int) -> io::Result<()> {
         if self.is_running() {
-            sys::kill(-(self.pid as libc::pid_t), signal)
+            self.group.signal(self.pid as libc::pid_t, signal)
         } else {
             Err(io::Error::from_raw_os_error(libc::ESRCH))
         }

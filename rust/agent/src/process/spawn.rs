@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{ExitStatus, Stdio};
@@ -12,6 +13,7 @@ use tokio::net::unix::pipe;
 use tokio::process::{Child, Command};
 use tokio::sync::{mpsc, watch, Mutex as AsyncMutex};
 
+use super::group::Group;
 use super::{output, Config, End, Event, Process, Size, Stream, Terminal, END_KEPT};
 use crate::state::Agent;
 use crate::sys;
@@ -48,7 +50,8 @@ pub fn start(
     streams: Streams,
 ) -> Result<(Arc<Process>, mpsc::Receiver<Event>), StartError> {
     let ours = |error: io::Error| StartError::Failed(error.to_string());
-    let mut command = command(agent, &config, user)?;
+    let group = Group::create(agent);
+    let mut command = command(agent, &config, user, group.entry())?;
     let ends = match streams {
         Streams::Pipes { stdin } => pipes(&mut command, stdin),
         Streams::Terminal(size) => terminal(&mut command, size, user),
@@ -65,7 +68,8 @@ pub fn start(
         stdin: AsyncMutex::new(ends.stdin),
         terminal: ends.terminal,
         subscribers: Mutex::default(),
-        ended: Mutex::default(),
+        ended: watch::Sender::default(),
+        group,
     });
     let events = process.subscribe();
     agent.processes.add(&process);
@@ -129,7 +133,12 @@ fn refused(cmd: &str, error: &io::Error) -> StartError {
     }
 }
 
-fn command(agent: &Agent, config: &Config, user: &User) -> Result<Command, StartError> {
+fn command(
+    agent: &Agent,
+    config: &Config,
+    user: &User,
+    group: Option<OwnedFd>,
+) -> Result<Command, StartError> {
     let cwd = working_folder(agent, config, user)?;
     let cwd = CString::new(cwd).map_err(|_| StartError::Invalid("cwd holds a NUL".to_owned()))?;
     if std::iter::once(&config.cmd)
@@ -144,8 +153,14 @@ fn command(agent: &Agent, config: &Config, user: &User) -> Result<Command, Start
         .env_clear()
         .envs(environment(agent, config, user));
     let (uid, gid, groups) = (user.uid, user.gid, user.groups.clone());
+    let become_user = move || {
+        if let Some(group) = &group {
+            sys::join_cgroup(group.as_raw_fd())?;
+        }
+        sys::become_user(uid, gid, &groups, &cwd)
+    };
     // SAFETY: the closure makes only async-signal-safe system calls on data made before the fork.
-    unsafe { command.pre_exec(move || sys::become_user(uid, gid, &groups, &cwd)) };
+    unsafe { command.pre_exec(become_user) };
     Ok(command)
 }
 
@@ -226,8 +241,8 @@ async fn follow(
         let _ = pump.await;
     }
     process.close_stdin().await;
-    let end = describe(status);
-    *process.ended.lock().expect("no holder panics") = Some(end.clone());
+    let end = describe(status, process.group.ran_out_of_memory());
+    process.ended.send_replace(Some(end.clone()));
     process.publish(Event::End(end)).await;
     process
         .subscribers
@@ -238,11 +253,12 @@ async fn follow(
     agent.processes.remove(&process);
 }
 
-fn describe(status: io::Result<ExitStatus>) -> End {
+fn describe(status: io::Result<ExitStatus>, out_of_memory: bool) -> End {
     let signalled = |name: String| End {
         exit_code: -1,
         exited: false,
         status: name,
+        out_of_memory,
     };
     match status {
         Ok(status) => match (status.code(), status.signal()) {
@@ -250,6 +266,7 @@ fn describe(status: io::Result<ExitStatus>) -> End {
                 exit_code: code,
                 exited: true,
                 status: format!("exit status {code}"),
+                out_of_memory,
             },
             (None, signal) => signalled(format!("signal: {}", signal_name(signal.unwrap_or(0)))),
         },

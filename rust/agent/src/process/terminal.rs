@@ -5,6 +5,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
 use tokio::io::unix::AsyncFd;
+use tokio::sync::Mutex;
 
 use crate::sys;
 
@@ -14,14 +15,24 @@ pub struct Size {
     pub rows: u16,
 }
 
-pub struct Terminal(AsyncFd<std::fs::File>);
+/// Of a line that is not ended the kernel keeps less than 4096 bytes (N_TTY_BUF_SIZE) and drops the
+/// rest.
+const LINE: usize = 4000;
+
+pub struct Terminal {
+    ours: AsyncFd<std::fs::File>,
+    /// Bytes typed since the last end of a line; held while typing, so that pieces keep their order.
+    column: Mutex<usize>,
+}
 
 impl Terminal {
     /// A new terminal of that size; the second value is the process's end.
     pub fn open(size: Size) -> io::Result<(Arc<Self>, OwnedFd)> {
         let (ours, theirs) = sys::open_terminal()?;
         // SAFETY: the file owns its descriptor, and nothing swaps or closes it while it is registered.
-        let terminal = Self(unsafe { AsyncFd::register(std::fs::File::from(ours)) }?);
+        let ours = unsafe { AsyncFd::register(std::fs::File::from(ours)) }?;
+        let column = Mutex::default();
+        let terminal = Self { ours, column };
         terminal.resize(size)?;
         Ok((Arc::new(terminal), theirs))
     }
@@ -34,13 +45,33 @@ impl Terminal {
             ws_xpixel: 0,
             ws_ypixel: 0,
         };
-        sys::ioctl(self.0.as_raw_fd(), libc::TIOCSWINSZ, &mut window)
+        sys::ioctl(self.ours.as_raw_fd(), libc::TIOCSWINSZ, &mut window)
     }
 
-    /// Type into it, waiting while its buffer is full.
-    pub async fn write(&self, mut data: &[u8]) -> io::Result<()> {
+    /// Type into it, waiting while its buffer is full. A line longer than the kernel keeps reaches
+    /// its reader in parts, by the end-of-file key between them, instead of being cut.
+    pub async fn write(&self, data: &[u8]) -> io::Result<()> {
+        let mut column = self.column.lock().await;
+        for line in data.split_inclusive(|byte| matches!(byte, b'\n' | b'\r')) {
+            let mut rest = line;
+            while *column + rest.len() > LINE {
+                let (part, after) = rest.split_at(LINE.saturating_sub(*column));
+                self.put(part).await?;
+                if let Some(key) = sys::end_of_file_key(self.ours.as_raw_fd())? {
+                    self.put(&[key]).await?;
+                }
+                (rest, *column) = (after, 0);
+            }
+            self.put(rest).await?;
+            let is_ended = matches!(rest.last(), Some(b'\n' | b'\r'));
+            *column = if is_ended { 0 } else { *column + rest.len() };
+        }
+        Ok(())
+    }
+
+    async fn put(&self, mut data: &[u8]) -> io::Result<()> {
         while !data.is_empty() {
-            let mut ready = self.0.writable().await?;
+            let mut ready = self.ours.writable().await?;
             if let Ok(written) = ready.try_io(|file| file.get_ref().write(data)) {
                 data = &data[written?..];
             }
@@ -50,7 +81,7 @@ impl Terminal {
 
     /// What was printed: None when nothing is there now, 0 when nobody has the other end any more.
     pub fn try_read(&self, buffer: &mut [u8]) -> Option<usize> {
-        match self.0.get_ref().read(buffer) {
+        match self.ours.get_ref().read(buffer) {
             Ok(read) => Some(read),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => None,
             Err(_) => Some(0), // EIO: the last descriptor of the other end was closed
@@ -59,6 +90,6 @@ impl Terminal {
 
     /// Wait until something was printed or the other end was closed.
     pub async fn readable(&self) -> io::Result<()> {
-        self.0.readable().await.map(|mut ready| ready.clear_ready())
+        self.ours.readable().await.map(|mut ready| ready.clear_ready())
     }
 }

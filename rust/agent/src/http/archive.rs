@@ -1,0 +1,141 @@
+//! `GET|POST /archive`: a tree of files as a tar stream, out of the sandbox and into it. Ours, not
+//! E2B's: an image may have no tar.
+
+use std::io::{self, BufWriter, Read, Write};
+use std::path::PathBuf;
+
+use bytes::{Buf, Bytes};
+use http_body_util::BodyExt;
+use hyper::body::{Frame, Incoming};
+use hyper::header::CONTENT_TYPE;
+use hyper::{Request, Response, StatusCode};
+use serde_json::json;
+use tokio::sync::mpsc;
+
+use super::connect::channel_body;
+use super::upload::{bad, explain, Failure};
+use super::{download, error, json_answer, query, Answer};
+use crate::fs::{archive, resolve};
+use crate::state::Agent;
+
+/// Pieces on their way, either way.
+const QUEUE: usize = 4;
+const CHUNK: usize = 64 << 10;
+
+/// The tree at `path`, its entries below the path's last name.
+pub async fn get(agent: &Agent, request: &Request<Incoming>) -> Answer {
+    let path = match wanted_path(agent, request) {
+        Ok(path) => path,
+        Err((status, message)) => return error(status, &message),
+    };
+    if let Err(failure) = std::fs::symlink_metadata(&path) {
+        return download::explain(&path.to_string_lossy(), &failure);
+    }
+    let (sender, receiver) = mpsc::channel(QUEUE);
+    tokio::task::spawn_blocking(move || {
+        let out = Out(sender.clone());
+        if let Err(failure) = archive::pack(&path, BufWriter::with_capacity(CHUNK, out)) {
+            let _ = sender.blocking_send(Err(failure)); // cuts the stream: it is not whole
+        }
+    });
+    let mut answer = Response::new(channel_body(receiver));
+    answer
+        .headers_mut()
+        .insert(CONTENT_TYPE, "application/x-tar".parse().expect("static"));
+    answer
+}
+
+/// Unpack below the folder `path`, which is made. Owners are the archive's, or `username`.
+pub async fn post(agent: &Agent, request: Request<Incoming>) -> Answer {
+    match receive(agent, request).await {
+        Ok(entries) => json_answer(StatusCode::OK, &json!({"entries": entries})),
+        Err((status, message)) => error(status, &message),
+    }
+}
+
+async fn receive(agent: &Agent, request: Request<Incoming>) -> Result<u64, Failure> {
+    let folder = wanted_path(agent, &request)?;
+    let given = query(&request, "username");
+    let maker = user(agent, given.as_deref())?;
+    let owner = given.is_some().then(|| (maker.uid, maker.gid));
+    let (sender, receiver) = mpsc::channel(QUEUE);
+    let below = folder.clone();
+    let unpacked = tokio::task::spawn_blocking(move || {
+        archive::unpack(&below, &maker, owner, In::new(receiver))
+    });
+    let mut body = request.into_body();
+    while let Some(frame) = body.frame().await {
+        let piece = frame.map_err(|failure| io::Error::other(failure.to_string()));
+        let piece = piece.map(|frame| frame.into_data().unwrap_or_default());
+        let failed = piece.is_err();
+        if sender.send(piece).await.is_err() || failed {
+            break; // the reason is the unpacker's
+        }
+    }
+    drop(sender);
+    unpacked
+        .await
+        .map_err(|failure| (StatusCode::INTERNAL_SERVER_ERROR, failure.to_string()))?
+        .map_err(|failure| match failure.kind() {
+            io::ErrorKind::Other | io::ErrorKind::UnexpectedEof => {
+                bad(format!("the archive cannot be unpacked: {failure}"))
+            }
+            _ => explain(&folder, &failure),
+        })
+}
+
+fn user(agent: &Agent, name: Option<&str>) -> Result<crate::users::User, Failure> {
+    agent
+        .user(name)
+        .map_err(|message| (StatusCode::UNAUTHORIZED, message))
+}
+
+fn wanted_path(agent: &Agent, request: &Request<Incoming>) -> Result<PathBuf, Failure> {
+    let user = user(agent, query(request, "username").as_deref())?;
+    let given = query(request, "path").filter(|path| !path.is_empty());
+    let given = given.ok_or_else(|| bad("the path query parameter is missing".to_owned()))?;
+    resolve(agent, &user, &given).map(PathBuf::from).map_err(bad)
+}
+
+/// What is written goes to the client.
+struct Out(mpsc::Sender<io::Result<Frame<Bytes>>>);
+
+impl Write for Out {
+    fn write(&mut self, data: &[u8]) -> io::Result<usize> {
+        let frame = Frame::data(Bytes::copy_from_slice(data));
+        let sent = self.0.blocking_send(Ok(frame));
+        sent.map_err(|_| io::Error::from(io::ErrorKind::BrokenPipe))?;
+        Ok(data.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// What the client sends can be read.
+struct In {
+    pieces: mpsc::Receiver<io::Result<Bytes>>,
+    rest: Bytes,
+}
+
+impl In {
+    fn new(pieces: mpsc::Receiver<io::Result<Bytes>>) -> Self {
+        let rest = Bytes::new();
+        Self { pieces, rest }
+    }
+}
+
+impl Read for In {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        while self.rest.is_empty() {
+            match self.pieces.blocking_recv() {
+                Some(piece) => self.rest = piece?,
+                None => return Ok(0),
+            }
+        }
+        let length = buffer.len().min(self.rest.len());
+        self.rest.copy_to_slice(&mut buffer[..length]);
+        Ok(length)
+    }
+}

@@ -1,0 +1,83 @@
+//! `POST /files/compose`: several files become one (E2B.md §2.3).
+
+use std::fs::{self, File};
+use std::io;
+use std::path::PathBuf;
+
+use hyper::body::Incoming;
+use hyper::{Request, StatusCode};
+use serde::Deserialize;
+
+use super::upload::{bad, describe, explain, Failure};
+use super::{connect, error, json_answer, Answer};
+use crate::fs::metadata::Metadata;
+use crate::fs::resolve;
+use crate::fs::target::{Target, Wanted};
+use crate::state::Agent;
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Message {
+    source_paths: Vec<String>,
+    destination: String,
+    username: Option<String>,
+}
+
+pub async fn post(agent: &Agent, request: Request<Incoming>) -> Answer {
+    match perform(agent, request).await {
+        Ok(path) => json_answer(StatusCode::OK, &describe(&path)),
+        Err((status, message)) => error(status, &message),
+    }
+}
+
+async fn perform(agent: &Agent, request: Request<Incoming>) -> Result<PathBuf, Failure> {
+    let message: Message = connect::message(request)
+        .await
+        .map_err(|fault| bad(fault.message))?;
+    if message.source_paths.is_empty() || message.destination.is_empty() {
+        return Err(bad("source_paths and destination are needed".to_owned()));
+    }
+    let owner = agent
+        .user(message.username.as_deref())
+        .map_err(|message| (StatusCode::UNAUTHORIZED, message))?;
+    let path = |given: &String| resolve(agent, &owner, given).map(PathBuf::from);
+    let sources: Result<Vec<PathBuf>, String> = message.source_paths.iter().map(path).collect();
+    let sources = sources.map_err(bad)?;
+    let destination = path(&message.destination).map_err(bad)?;
+    let wanted = Wanted {
+        path: destination.clone(),
+        owner,
+        metadata: Metadata::new(),
+    };
+    tokio::task::spawn_blocking(move || join(&sources, wanted))
+        .await
+        .map_err(|failure| (StatusCode::INTERNAL_SERVER_ERROR, failure.to_string()))??;
+    Ok(destination)
+}
+
+/// The sources go only when the whole is in its place.
+fn join(sources: &[PathBuf], wanted: Wanted) -> Result<(), Failure> {
+    let destination = wanted.path.clone();
+    let mut target = Target::new(wanted);
+    for source in sources {
+        let missing = |failure: io::Error| match failure.kind() {
+            io::ErrorKind::NotFound => (
+                StatusCode::NOT_FOUND,
+                format!("path '{}' does not exist", source.display()),
+            ),
+            _ => explain(source, &failure),
+        };
+        if !fs::metadata(source).map_err(missing)?.is_file() {
+            return Err(bad(format!("'{}': not a regular file", source.display())));
+        }
+        let mut content = File::open(source).map_err(missing)?;
+        io::copy(&mut content, &mut target).map_err(|failure| explain(&destination, &failure))?;
+    }
+    target
+        .finish()
+        .map_err(|failure| explain(&destination, &failure))?;
+    for source in sources.iter().filter(|source| **source != destination) {
+        fs::remove_file(source).map_err(|failure| explain(source, &failure))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,182 @@
+//! What holds a process and all it starts: a cgroup of its own where the guest has cgroup2, else
+//! what can be found of its descendants.
+
+use std::collections::HashSet;
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use crate::state::Agent;
+use crate::sys;
+
+const ROOT: &str = "/sys/fs/cgroup";
+const PARENT: &str = "/sys/fs/cgroup/agentenv";
+/// A tree that forks while it is killed is walked again, but not for ever.
+const ROUNDS: usize = 16;
+
+pub struct Group(Option<PathBuf>);
+
+/// Have the guest's groups ready; a kernel without cgroup2 goes without.
+pub fn prepare() {
+    if !Path::new(ROOT).join("cgroup.controllers").exists() {
+        return;
+    }
+    // `memory` counts the kernel's memory killings by group.
+    for folder in [ROOT, PARENT] {
+        let _ = fs::create_dir_all(folder);
+        let _ = fs::write(Path::new(folder).join("cgroup.subtree_control"), "+memory");
+    }
+    sweep();
+}
+
+/// Remove groups that are empty: a background child may outlive its process, and its group with it.
+fn sweep() {
+    for entry in fs::read_dir(PARENT).into_iter().flatten().flatten() {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            let _ = fs::remove_dir(entry.path()); // refused while somebody is in it
+        }
+    }
+}
+
+impl Group {
+    /// A new group, to be entered by `entry`; none outside a guest or where it has no cgroup2.
+    pub fn create(agent: &Agent) -> Self {
+        if !agent.is_guest() {
+            return Self(None);
+        }
+        let name = format!("{}-{}", std::process::id(), agent.next_number());
+        let folder = Path::new(PARENT).join(name);
+        Self(fs::create_dir(&folder).is_ok().then_some(folder))
+    }
+
+    /// Writing `0` to it moves the writer in.
+    pub fn entry(&self) -> Option<OwnedFd> {
+        let file = self.0.as_ref()?.join("cgroup.procs");
+        let opened = OpenOptions::new().write(true).open(file).ok()?;
+        Some(opened.into())
+    }
+
+    /// Signal every process in it; `leader` is the one it was made for.
+    pub fn signal(&self, leader: libc::pid_t, signal: libc::c_int) -> io::Result<()> {
+        match &self.0 {
+            Some(folder) if signal == libc::SIGKILL => fs::write(folder.join("cgroup.kill"), "1"),
+            Some(folder) => {
+                let members = fs::read_to_string(folder.join("cgroup.procs"))?;
+                for pid in members.lines().filter_map(|line| line.parse().ok()) {
+                    ignore_gone(sys::kill(pid, signal))?;
+                }
+                Ok(())
+            }
+            None => signal_tree(leader, signal),
+        }
+    }
+
+    /// Whether the kernel killed a process of it for want of memory.
+    pub fn ran_out_of_memory(&self) -> bool {
+        let events = self.0.as_ref().map(|folder| folder.join("memory.events"));
+        let text = events.and_then(|path| fs::read_to_string(path).ok());
+        text.is_some_and(|text| {
+            let mut counts = text.lines().filter_map(|line| line.strip_prefix("oom_kill "));
+            counts.any(|count| count != "0")
+        })
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        if self.0.is_some() {
+            sweep();
+        }
+    }
+}
+
+fn ignore_gone(result: io::Result<()>) -> io::Result<()> {
+    match result {
+        Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(()),
+        other => other,
+    }
+}
+
+/// Signal the leader's session, its process group and its descendants, each once; killing goes on
+/// until none is found any more.
+fn signal_tree(leader: libc::pid_t, signal: libc::c_int) -> io::Result<()> {
+    let mut told = HashSet::new();
+    for _ in 0..ROUNDS {
+        let found: Vec<_> = members(leader)
+            .into_iter()
+            .filter(|pid| !told.contains(pid))
+            .collect();
+        if found.is_empty() {
+            break;
+        }
+        for pid in found {
+            ignore_gone(sys::kill(pid, signal))?;
+            told.insert(pid);
+        }
+    }
+    Ok(())
+}
+
+/// The leader, those of its session, and whoever descends from one of them.
+fn members(leader: libc::pid_t) -> HashSet<libc::pid_t> {
+    let all: Vec<Kin> = fs::read_dir("/proc")
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|entry| Kin::read(&entry.path()))
+        .collect();
+    let mut found: HashSet<_> = all
+        .iter()
+        .filter(|kin| kin.pid == leader || kin.session == leader)
+        .map(|kin| kin.pid)
+        .collect();
+    loop {
+        let children = all
+            .iter()
+            .filter(|kin| found.contains(&kin.parent) && !found.contains(&kin.pid));
+        let children: Vec<_> = children.map(|kin| kin.pid).collect();
+        if children.is_empty() {
+            return found;
+        }
+        found.extend(children);
+    }
+}
+
+/// Whose a process is, from /proc/PID/stat.
+struct Kin {
+    pid: libc::pid_t,
+    parent: libc::pid_t,
+    session: libc::pid_t,
+}
+
+impl Kin {
+    fn read(folder: &Path) -> Option<Self> {
+        let mut text = String::new();
+        io::Read::read_to_string(&mut File::open(folder.join("stat")).ok()?, &mut text).ok()?;
+        Self::parse(&text)
+    }
+
+    /// `pid (name) state ppid pgrp session ...`; the name may hold spaces and parentheses.
+    fn parse(text: &str) -> Option<Self> {
+        let (pid, rest) = text.split_once(" (")?;
+        let mut fields = rest.rsplit_once(") ")?.1.split(' ').skip(1);
+        Some(Self {
+            pid: pid.parse().ok()?,
+            parent: fields.next()?.parse().ok()?,
+            session: fields.nth(1)?.parse().ok()?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kin_is_read_whatever_the_name() {
+        let kin = Kin::parse("42 (a) b (c) S 7 40 41 0 -1").unwrap();
+        assert_eq!((kin.pid, kin.parent, kin.session), (42, 7, 41));
+        assert!(Kin::parse("42 (a").is_none());
+    }
+}
