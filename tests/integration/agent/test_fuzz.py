@@ -11,7 +11,7 @@ import struct
 import pytest
 
 SEED = 20261201
-CONNECTIONS = 1500
+CONNECTIONS = 4500
 ROUTES = (
     "/health", "/metrics", "/envs", "/files", "/files/compose", "/archive", "/tcp", "/nowhere",
     *(f"/process.Process/{m}" for m in (
@@ -95,7 +95,7 @@ def send(agent, data: bytes) -> None:
             connection.shutdown(socket.SHUT_WR)
             while connection.recv(65536):
                 pass
-        except (ConnectionError, TimeoutError):
+        except OSError:
             return  # refused in the middle, or a stream that goes on: either is an answer
 
 

@@ -4,12 +4,14 @@
 //! files in memory), then room is reserved, and only then the old content is overwritten: in place,
 //! so that links, readers and watchers see the file they knew.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Seek, SeekFrom, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Condvar, Mutex};
+use std::sync::{Arc, Mutex, Weak};
+
+use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard};
 
 use super::metadata::{self, Metadata};
 use super::operations;
@@ -19,9 +21,6 @@ use crate::users::User;
 /// Files up to this size are held in memory until all of it has come.
 const SMALL: usize = 256 << 10;
 
-/// Paths being written; a second upload to one waits for the first.
-static BUSY: (Mutex<Option<HashSet<PathBuf>>>, Condvar) = (Mutex::new(None), Condvar::new());
-
 /// Where the content goes and whose it will be.
 #[derive(Clone)]
 pub struct Wanted {
@@ -30,7 +29,7 @@ pub struct Wanted {
     pub metadata: Metadata,
 }
 
-/// A sink for one file's content; `finish` it, or it is undone.
+/// A sink for one file's content, used by who has its `turn`; `finish` it, or it is undone.
 pub struct Target {
     wanted: Wanted,
     begun: Vec<u8>,
@@ -50,7 +49,6 @@ struct Open {
     before: Before,
     /// Gathers what is to replace the file's content.
     aside: Option<File>,
-    _turn: Turn,
 }
 
 impl Target {
@@ -128,7 +126,6 @@ impl Open {
         if let Some(parent) = path.parent() {
             operations::make_parents(parent, &wanted.owner)?;
         }
-        let turn = Turn::take(path);
         let is_new = fs::symlink_metadata(path).is_err();
         let file = OpenOptions::new()
             .write(true)
@@ -153,7 +150,6 @@ impl Open {
                 _ => Before::Content,
             },
             aside: None,
-            _turn: turn,
         };
         if open.before == Before::Missing {
             open.note(wanted)?;
@@ -213,25 +209,19 @@ fn nameless(path: &Path) -> io::Result<File> {
         .open(folder)
 }
 
-/// The right to write a path.
-struct Turn(PathBuf);
+type Turns = HashMap<PathBuf, Weak<AsyncMutex<()>>>;
 
-impl Turn {
-    fn take(path: &Path) -> Self {
-        let (busy, freed) = &BUSY;
-        let mut busy = busy.lock().expect("no holder panics");
-        while !busy.get_or_insert_default().insert(path.to_owned()) {
-            busy = freed.wait(busy).expect("no holder panics");
-        }
-        Self(path.to_owned())
-    }
-}
-
-impl Drop for Turn {
-    fn drop(&mut self) {
-        let (busy, freed) = &BUSY;
-        let mut busy = busy.lock().expect("no holder panics");
-        busy.get_or_insert_default().remove(&self.0);
-        freed.notify_all();
-    }
+/// Wait for the right to write a path: two who do so at once would mix what they write.
+pub async fn turn(path: &Path) -> OwnedMutexGuard<()> {
+    static TURNS: Mutex<Option<Turns>> = Mutex::new(None);
+    let turn = {
+        let mut turns = TURNS.lock().expect("no holder panics");
+        let turns = turns.get_or_insert_default();
+        turns.retain(|_, turn| turn.strong_count() > 0);
+        let known = turns.get(path).and_then(Weak::upgrade);
+        let turn = known.unwrap_or_default();
+        turns.insert(path.to_owned(), Arc::downgrade(&turn));
+        turn
+    };
+    turn.lock_owned().await
 }

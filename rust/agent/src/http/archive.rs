@@ -10,7 +10,7 @@ use hyper::body::{Frame, Incoming};
 use hyper::header::CONTENT_TYPE;
 use hyper::{Request, Response, StatusCode};
 use serde_json::json;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, Semaphore, SemaphorePermit};
 
 use super::connect::channel_body;
 use super::upload::{bad, explain, Failure};
@@ -32,7 +32,9 @@ pub async fn get(agent: &Agent, request: &Request<Incoming>) -> Answer {
         return download::explain(&path.to_string_lossy(), &failure);
     }
     let (sender, receiver) = mpsc::channel(QUEUE);
+    let permit = permit().await;
     tokio::task::spawn_blocking(move || {
+        let _permit = permit;
         let out = Out(sender.clone());
         if let Err(failure) = archive::pack(&path, BufWriter::with_capacity(CHUNK, out)) {
             let _ = sender.blocking_send(Err(failure)); // cuts the stream: it is not whole
@@ -60,7 +62,9 @@ async fn receive(agent: &Agent, request: Request<Incoming>) -> Result<u64, Failu
     let owner = given.is_some().then(|| (maker.uid, maker.gid));
     let (sender, receiver) = mpsc::channel(QUEUE);
     let below = folder.clone();
+    let permit = permit().await;
     let unpacked = tokio::task::spawn_blocking(move || {
+        let _permit = permit;
         archive::unpack(&below, &maker, owner, In::new(receiver))
     });
     let mut body = request.into_body();
@@ -95,6 +99,12 @@ fn wanted_path(agent: &Agent, request: &Request<Incoming>) -> Result<PathBuf, Fa
     let given = query(request, "path").filter(|path| !path.is_empty());
     let given = given.ok_or_else(|| bad("the path query parameter is missing".to_owned()))?;
     resolve(agent, &user, &given).map(PathBuf::from).map_err(bad)
+}
+
+/// An archive holds a thread as long as its client likes; there must be others left.
+async fn permit() -> Option<SemaphorePermit<'static>> {
+    static ROOM: Semaphore = Semaphore::const_new(32);
+    ROOM.acquire().await.ok() // never closed
 }
 
 /// What is written goes to the client.

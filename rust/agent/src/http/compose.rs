@@ -12,7 +12,7 @@ use super::upload::{bad, describe, explain, Failure};
 use super::{connect, error, json_answer, Answer};
 use crate::fs::metadata::Metadata;
 use crate::fs::resolve;
-use crate::fs::target::{Target, Wanted};
+use crate::fs::target::{self, Target, Wanted};
 use crate::state::Agent;
 
 #[derive(Debug, Default, Deserialize)]
@@ -49,6 +49,7 @@ async fn perform(agent: &Agent, request: Request<Incoming>) -> Result<PathBuf, F
         owner,
         metadata: Metadata::new(),
     };
+    let _turn = target::turn(&destination).await;
     tokio::task::spawn_blocking(move || join(&sources, wanted))
         .await
         .map_err(|failure| (StatusCode::INTERNAL_SERVER_ERROR, failure.to_string()))??;

@@ -18,7 +18,7 @@ use super::{error, query, Answer};
 use crate::fs::resolve;
 use crate::state::Agent;
 
-const CHUNK: usize = 64 << 10;
+const CHUNK: usize = 256 << 10;
 /// Pieces read ahead of the client.
 const QUEUE: usize = 2;
 
@@ -128,7 +128,7 @@ fn send(file: File, size: u64, wanted: Option<Option<(u64, u64)>>, path: &str) -
         }
     };
     let (sender, receiver) = mpsc::channel(QUEUE);
-    tokio::task::spawn_blocking(move || read_into(&sender, file, span));
+    tokio::spawn(read_into(sender, file, span));
     let mut answer = Response::new(channel_body(receiver));
     *answer.status_mut() = status;
     let name = Path::new(path)
@@ -155,34 +155,51 @@ fn send(file: File, size: u64, wanted: Option<Option<(u64, u64)>>, path: &str) -
     answer
 }
 
-fn read_into(
-    sender: &mpsc::Sender<io::Result<Frame<Bytes>>>,
+/// Send the file's bytes; each piece is read in another thread, none of which a slow client holds.
+async fn read_into(
+    sender: mpsc::Sender<io::Result<Frame<Bytes>>>,
     mut file: File,
     span: Option<(u64, u64)>,
 ) {
-    let mut left = span.map_or(u64::MAX, |(first, past)| past - first);
-    if let Some((first, _)) = span {
-        if let Err(failure) = file.seek(SeekFrom::Start(first)) {
-            let _ = sender.blocking_send(Err(failure));
-            return;
-        }
-    }
-    let mut buffer = vec![0; CHUNK];
+    let (mut at, mut left) = match span {
+        Some((first, past)) => (Some(first), past - first),
+        None => (None, u64::MAX),
+    };
     while left > 0 {
         let most = CHUNK.min(usize::try_from(left).unwrap_or(CHUNK));
-        let piece = match file.read(&mut buffer[..most]) {
-            Ok(0) => return,
-            Ok(read) => {
-                left -= read as u64;
-                Ok(Frame::data(Bytes::copy_from_slice(&buffer[..read])))
-            }
-            Err(failure) => Err(failure),
-        };
-        let failed = piece.is_err();
-        if sender.blocking_send(piece).is_err() || failed {
+        let begin = at.take();
+        let read = tokio::task::spawn_blocking(move || {
+            let piece = read_piece(&mut file, begin, most);
+            (file, piece)
+        });
+        let Ok((back, piece)) = read.await else {
             return;
+        };
+        file = back;
+        match piece {
+            Ok(piece) if piece.is_empty() => return,
+            Ok(piece) => {
+                left -= piece.len() as u64;
+                if sender.send(Ok(Frame::data(piece))).await.is_err() {
+                    return;
+                }
+            }
+            Err(failure) => {
+                let _ = sender.send(Err(failure)).await;
+                return;
+            }
         }
     }
+}
+
+fn read_piece(file: &mut File, begin: Option<u64>, most: usize) -> io::Result<Bytes> {
+    if let Some(first) = begin {
+        file.seek(SeekFrom::Start(first))?;
+    }
+    let mut buffer = vec![0; most];
+    let read = file.read(&mut buffer)?;
+    buffer.truncate(read);
+    Ok(Bytes::from(buffer))
 }
 
 #[cfg(test)]

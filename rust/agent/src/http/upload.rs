@@ -2,6 +2,7 @@
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use bytes::Bytes;
 use flate2::write::GzDecoder;
@@ -10,17 +11,20 @@ use hyper::body::Incoming;
 use hyper::header::{CONTENT_ENCODING, CONTENT_TYPE};
 use hyper::{Request, StatusCode};
 use serde_json::{json, Value};
-use tokio::sync::mpsc;
+use tokio::sync::OwnedMutexGuard;
+use tokio::time::timeout;
 
 use super::{error, json_answer, query, Answer};
 use crate::fs::metadata::{self, Metadata};
 use crate::fs::resolve;
-use crate::fs::target::{Target, Wanted};
+use crate::fs::target::{self, Target, Wanted};
 use crate::state::Agent;
 use crate::users::User;
 
-/// Pieces received ahead of the disk.
-const QUEUE: usize = 4;
+/// Bytes that are gathered before they are written.
+const BATCH: usize = 256 << 10;
+/// A client that sends nothing for so long has gone, and must not keep others from the file.
+const SILENCE: Duration = Duration::from_secs(300);
 
 /// What holds for all files of one upload.
 #[derive(Clone)]
@@ -68,10 +72,10 @@ async fn receive(agent: &Agent, request: Request<Incoming>) -> Result<Vec<Value>
     let path = path.ok_or_else(|| bad("the path query parameter is missing".to_owned()))?;
     let mut upload = Upload::begin(agent, &how, &path)?;
     let mut body = request.into_body();
-    while let Some(frame) = body.frame().await {
+    while let Some(frame) = timeout(SILENCE, body.frame()).await.map_err(|_| silent())? {
         match frame {
             Ok(frame) => upload.write(frame.into_data().unwrap_or_default()).await?,
-            Err(_) => return Err(upload.abandon(broken_off()).await),
+            Err(_) => return Err(broken_off()),
         }
     }
     Ok(vec![upload.finish().await?])
@@ -108,10 +112,10 @@ async fn receive_form(
         let name = name.ok_or_else(|| bad("a part has neither path nor file name".to_owned()))?;
         let mut upload = Upload::begin(agent, how, &name)?;
         loop {
-            match part.chunk().await {
+            match timeout(SILENCE, part.chunk()).await.map_err(|_| silent())? {
                 Ok(Some(data)) => upload.write(data).await?,
                 Ok(None) => break,
-                Err(failure) => return Err(upload.abandon(malformed(failure)).await),
+                Err(failure) => return Err(malformed(failure)),
             }
         }
         written.push(upload.finish().await?);
@@ -124,6 +128,11 @@ async fn receive_form(
 
 pub fn bad(message: String) -> Failure {
     (StatusCode::BAD_REQUEST, message)
+}
+
+fn silent() -> Failure {
+    let message = format!("nothing came for {} s", SILENCE.as_secs());
+    (StatusCode::REQUEST_TIMEOUT, message)
 }
 
 fn broken_off() -> Failure {
@@ -158,17 +167,14 @@ pub fn explain(path: &Path, failure: &io::Error) -> Failure {
     }
 }
 
-/// One file on its way to a thread of its own, so that a slow disk does not stop the agent.
+/// One file on its way to the disk, piece by piece in other threads: a slow disk does not stop the
+/// agent, a slow client does not hold a thread.
 struct Upload {
     path: PathBuf,
-    pieces: mpsc::Sender<Piece>,
-    writer: tokio::task::JoinHandle<io::Result<()>>,
-}
-
-enum Piece {
-    Data(Bytes),
-    /// All has come; without it the file is undone.
-    End,
+    sink: Option<Sink>,
+    held: Vec<Bytes>,
+    size: usize,
+    turn: Option<OwnedMutexGuard<()>>,
 }
 
 impl Upload {
@@ -179,41 +185,51 @@ impl Upload {
             owner: how.user.clone(),
             metadata: how.metadata.clone(),
         });
-        let (pieces, incoming) = mpsc::channel(QUEUE);
-        let gzip = how.gzip;
-        let writer = tokio::task::spawn_blocking(move || take(incoming, Sink::new(target, gzip)));
         Ok(Self {
             path,
-            pieces,
-            writer,
+            sink: Some(Sink::new(target, how.gzip)),
+            held: Vec::new(),
+            size: 0,
+            turn: None,
         })
     }
 
     async fn write(&mut self, data: Bytes) -> Result<(), Failure> {
-        if data.is_empty() || self.pieces.send(Piece::Data(data)).await.is_ok() {
+        self.size += data.len();
+        self.held.push(data);
+        if self.size < BATCH {
             return Ok(());
         }
-        // The writer has ended early: its own result says why.
-        Err(match (&mut self.writer).await {
-            Ok(Err(failure)) => explain(&self.path, &failure),
-            _ => broken_off(),
-        })
+        self.sink = Some(self.pass_on(Ok).await?);
+        Ok(())
     }
 
-    async fn finish(self) -> Result<Value, Failure> {
-        let _ = self.pieces.send(Piece::End).await; // a writer that has ended says why below
-        match self.writer.await {
-            Ok(Ok(())) => Ok(describe(&self.path)),
-            Ok(Err(failure)) => Err(explain(&self.path, &failure)),
+    async fn finish(mut self) -> Result<Value, Failure> {
+        self.pass_on(Sink::finish).await?;
+        Ok(describe(&self.path))
+    }
+
+    /// Write what is held, then have `next` of the sink.
+    async fn pass_on<T: Send + 'static>(
+        &mut self,
+        next: fn(Sink) -> io::Result<T>,
+    ) -> Result<T, Failure> {
+        if self.turn.is_none() {
+            self.turn = Some(target::turn(&self.path).await);
+        }
+        self.size = 0;
+        let pieces = std::mem::take(&mut self.held);
+        let mut sink = self.sink.take().expect("given back after each piece");
+        let written = tokio::task::spawn_blocking(move || {
+            for piece in pieces {
+                sink.write(&piece)?;
+            }
+            next(sink)
+        });
+        match written.await {
+            Ok(outcome) => outcome.map_err(|failure| explain(&self.path, &failure)),
             Err(failure) => Err((StatusCode::INTERNAL_SERVER_ERROR, failure.to_string())),
         }
-    }
-
-    /// Nothing of it is left when this returns.
-    async fn abandon(self, failure: Failure) -> Failure {
-        drop(self.pieces);
-        let _ = self.writer.await;
-        failure
     }
 }
 
@@ -225,16 +241,6 @@ pub fn describe(path: &Path) -> Value {
         written["metadata"] = json!(noted);
     }
     written
-}
-
-fn take(mut incoming: mpsc::Receiver<Piece>, mut sink: Sink) -> io::Result<()> {
-    while let Some(piece) = incoming.blocking_recv() {
-        match piece {
-            Piece::Data(data) => sink.write(&data)?,
-            Piece::End => return sink.finish(),
-        }
-    }
-    Ok(()) // abandoned: dropping the sink undoes it
 }
 
 enum Sink {

@@ -57,10 +57,10 @@ async fn polled(agent: &Agent, method: &str, request: Request<Incoming>) -> Resu
     let name = auth::user_name(&request);
     let message: Message = connect::message(request).await?;
     match method {
-        "CreateWatcher" => create(agent, name.as_deref(), &message),
+        "CreateWatcher" => create(agent, name.as_deref(), &message).await,
         "GetWatcherEvents" => {
             let watch = agent.watchers.find(&message.watcher_id)?;
-            let events = watch.take().map_err(|Overflow| overflow())?;
+            let events = take(&watch).await.map_err(|Overflow| overflow())?;
             Ok(json!({"events": events}))
         }
         _ => {
@@ -71,8 +71,8 @@ async fn polled(agent: &Agent, method: &str, request: Request<Incoming>) -> Resu
     }
 }
 
-fn create(agent: &Agent, user: Option<&str>, message: &Message) -> Result<Value, Fault> {
-    let watch = Arc::new(open(agent, user, message)?);
+async fn create(agent: &Agent, user: Option<&str>, message: &Message) -> Result<Value, Fault> {
+    let watch = open(agent, user, message).await?;
     let mut known = agent.watchers.0.lock().expect("no holder panics");
     if known.len() >= MAX_WATCHERS {
         let message = format!("there are {MAX_WATCHERS} watchers already; remove some");
@@ -87,8 +87,16 @@ fn create(agent: &Agent, user: Option<&str>, message: &Message) -> Result<Value,
 
 async fn read(watch: Arc<Watch>) {
     while watch.changed().await.is_ok() {
-        watch.collect();
+        let watch = Arc::clone(&watch);
+        let _ = tokio::task::spawn_blocking(move || watch.collect()).await;
     }
+}
+
+/// A folder that came may hold many, which are looked for in a thread of its own.
+async fn take(watch: &Arc<Watch>) -> Result<Vec<Value>, Overflow> {
+    let watch = Arc::clone(watch);
+    let taken = tokio::task::spawn_blocking(move || watch.take()).await;
+    taken.unwrap_or(Err(Overflow))
 }
 
 impl Table {
@@ -108,7 +116,7 @@ fn overflow() -> Fault {
     Fault::new(Code::ResourceExhausted, message)
 }
 
-fn open(agent: &Agent, user: Option<&str>, message: &Message) -> Result<Watch, Fault> {
+async fn open(agent: &Agent, user: Option<&str>, message: &Message) -> Result<Arc<Watch>, Fault> {
     let user = agent
         .user(user)
         .map_err(|message| Fault::new(Code::Unauthenticated, message))?;
@@ -119,7 +127,25 @@ fn open(agent: &Agent, user: Option<&str>, message: &Message) -> Result<Watch, F
         include_entry: message.include_entry,
         allow_network: message.allow_network_mounts,
     };
-    let refused = |error: io::Error| match error.kind() {
+    // All folders below it are looked for, which may take long.
+    let opened = tokio::task::spawn_blocking(move || {
+        open_folder(&path, options).map_err(|error| refused(&path, &error))
+    });
+    opened
+        .await
+        .unwrap_or_else(|error| Err(Fault::new(Code::Internal, error.to_string())))
+}
+
+fn open_folder(path: &str, options: Options) -> io::Result<Arc<Watch>> {
+    let path = Path::new(path);
+    if !options.allow_network && Watch::is_network(path)? {
+        return Err(io::ErrorKind::Unsupported.into());
+    }
+    Watch::open(path, options).map(Arc::new)
+}
+
+fn refused(path: &str, error: &io::Error) -> Fault {
+    match error.kind() {
         io::ErrorKind::NotFound => {
             Fault::new(Code::NotFound, format!("path '{path}' does not exist"))
         }
@@ -131,19 +157,18 @@ fn open(agent: &Agent, user: Option<&str>, message: &Message) -> Result<Watch, F
             let message = "the guest has no inotify watches left (fs.inotify.max_user_watches)";
             Fault::new(Code::ResourceExhausted, message)
         }
+        io::ErrorKind::Unsupported => {
+            let message = format!("'{path}' is on a network mount, whose changes may not be seen");
+            Fault::new(Code::InvalidArgument, message)
+        }
         _ => Fault::new(Code::Internal, format!("'{path}': {error}")),
-    };
-    if !options.allow_network && Watch::is_network(Path::new(&path)).map_err(refused)? {
-        let message = format!("'{path}' is on a network mount, whose changes may not be seen");
-        return Err(Fault::new(Code::InvalidArgument, message));
     }
-    Watch::open(Path::new(&path), options).map_err(refused)
 }
 
 async fn stream(agent: &Agent, request: Request<Incoming>) -> Answer {
     let (name, pace) = (auth::user_name(&request), Pace::of(&request));
     let opened = match connect::first_message::<Message>(request).await {
-        Ok(message) => open(agent, name.as_deref(), &message),
+        Ok(message) => open(agent, name.as_deref(), &message).await,
         Err(fault) => Err(fault),
     };
     match opened {
@@ -161,7 +186,7 @@ async fn stream(agent: &Agent, request: Request<Incoming>) -> Answer {
 }
 
 /// Send `start`, then events, until the client leaves or the deadline passes: the fault to end with.
-async fn relay(sender: &Sender, watch: &Watch, pace: &Pace) -> Result<Fault, Gone> {
+async fn relay(sender: &Sender, watch: &Arc<Watch>, pace: &Pace) -> Result<Fault, Gone> {
     sender.message(&json!({"start": {}})).await?;
     loop {
         tokio::select! {
@@ -172,7 +197,7 @@ async fn relay(sender: &Sender, watch: &Watch, pace: &Pace) -> Result<Fault, Gon
             () = sender.closed() => return Err(Gone),
             changed = watch.changed() => {
                 let Ok(()) = changed else { return Ok(overflow()) };
-                let Ok(events) = watch.take() else { return Ok(overflow()) };
+                let Ok(events) = take(watch).await else { return Ok(overflow()) };
                 for event in events {
                     sender.message(&json!({"filesystem": event})).await?;
                 }
