@@ -6,6 +6,7 @@ import logging
 from typing import Any
 
 from fastapi import FastAPI, Request
+from fastapi.encoders import jsonable_encoder
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
@@ -13,6 +14,10 @@ from starlette.exceptions import HTTPException
 from agentenv.errors import AgentEnvError, InfraError
 
 log = logging.getLogger(__name__)
+
+BUSY = 503
+REPEATABLE = ("GET", "HEAD", "PUT", "DELETE")
+NO_RETRY = {"Should-Retry": "false"}
 
 
 def body(status: int, message: str, error_code: str, **details: Any) -> dict[str, Any]:
@@ -22,18 +27,29 @@ def body(status: int, message: str, error_code: str, **details: Any) -> dict[str
     return answer
 
 
+def retry(request: Request, status: int) -> dict[str, str]:
+    """Whether an SDK may send the request again on its own; it obeys (E2B.md §1).
+
+    A request that may have had effects must not be repeated; one that asks, or says the whole
+    of what shall be, or carries an idempotency key, may, once the trouble is likely to be over.
+    """
+    if status != BUSY:
+        return NO_RETRY
+    if request.method in REPEATABLE or "idempotency-key" in request.headers:
+        return {"Should-Retry": "true", "Retry-After": "1"}
+    return NO_RETRY
+
+
 def install(app: FastAPI) -> None:
     """Answer every error of ours, of validation and of routing in one shape."""
 
-    async def ours(_request: Request, error: Exception) -> JSONResponse:
+    async def ours(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, AgentEnvError)
         if isinstance(error, InfraError):
             log.error("%s: %s", error.code, error.message)
-        # An SDK must not repeat a failed create on its own: it may have had effects.
+        answer = body(error.http_status, error.message, error.code, **error.details)
         return JSONResponse(
-            body(error.http_status, error.message, error.code, **error.details),
-            error.http_status,
-            {"Should-Retry": "false"},
+            jsonable_encoder(answer), error.http_status, retry(request, error.http_status)
         )
 
     async def invalid(_request: Request, error: Exception) -> JSONResponse:
@@ -52,7 +68,7 @@ def install(app: FastAPI) -> None:
     async def bug(request: Request, error: Exception) -> JSONResponse:
         log.error("%s %s failed", request.method, request.url.path, exc_info=error)
         message = "internal error; the server's log has the details"
-        return JSONResponse(body(500, message, "internal"), 500, {"Should-Retry": "false"})
+        return JSONResponse(body(500, message, "internal"), 500, NO_RETRY)
 
     app.add_exception_handler(AgentEnvError, ours)
     app.add_exception_handler(RequestValidationError, invalid)

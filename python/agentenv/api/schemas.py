@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from agentenv.cluster.contract import NewSandbox
 from agentenv.errors import UserError
-from agentenv.sandbox.record import ENVD_VERSION, SandboxInfo
+from agentenv.sandbox.logs import Entry
+from agentenv.sandbox.metrics import Sample
+from agentenv.sandbox.network import Policy, host_mask, ranges
+from agentenv.sandbox.record import ENVD_VERSION, Idempotency, NewSandbox, SandboxInfo
 from agentenv.store.records import BuildRow, ImageRow, TemplateRow
 
 MAX_TIMEOUT = 30 * 24 * 3600  # seconds
 MAX_VARIABLE = 128 << 10  # bytes: Linux's MAX_ARG_STRLEN
 MAX_METADATA = 64 << 10
+IDEMPOTENCY_KEY = re.compile(r"[a-z0-9-]{1,255}")
 
 
 def _text(value: str) -> bytes:
@@ -24,6 +32,37 @@ def _text(value: str) -> bytes:
         return value.encode()
     except UnicodeEncodeError as error:
         raise ValueError("it holds half a surrogate pair") from error
+
+
+class EgressBody(BaseModel):
+    """SandboxNetworkUpdateConfig: replaces all that was; what is left out is open again."""
+
+    model_config = ConfigDict(extra="allow")
+
+    allowOut: list[str] | None = None
+    denyOut: list[str] | None = None
+    allow_internet_access: bool | None = None
+
+    def rules(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Allowed and denied ranges. Raises UserError."""
+        refuse(self, ("dnsServers", "egressProxy", "rules", "httpsPorts"), "network.")
+        return ranges("allowOut", self.allowOut or ()), ranges("denyOut", self.denyOut or ())
+
+
+class NetworkBody(EgressBody):
+    allowPublicTraffic: bool | None = None
+    maskRequestHost: str | None = None
+
+    def policy(self, internet: bool) -> Policy:
+        """Raises UserError."""
+        allow, deny = self.rules()
+        return Policy(
+            internet=internet,
+            allow_out=allow,
+            deny_out=deny,
+            public=self.allowPublicTraffic is not False,
+            mask_host=host_mask(self.maskRequestHost) if self.maskRequestHost else None,
+        )
 
 
 class CreateBody(BaseModel):
@@ -37,6 +76,7 @@ class CreateBody(BaseModel):
     envVars: dict[str, str] | None = None
     secure: bool | None = None
     allow_internet_access: bool | None = None
+    network: NetworkBody | None = None
     cpuCount: int | None = Field(None, ge=1, le=64, strict=True)
     memoryMB: int | None = Field(None, ge=64, le=1 << 20, strict=True)
     diskSizeMB: int | None = Field(None, ge=64, le=4 << 20, strict=True)
@@ -58,13 +98,15 @@ class CreateBody(BaseModel):
             raise ValueError(f"it is longer than {MAX_METADATA} bytes in all")
         return given
 
-    def request(self, *, secure: bool) -> NewSandbox:
+    def request(self, *, secure: bool, idempotency_key: str | None) -> NewSandbox:
         """Raises UserError for a field that this version cannot honour."""
-        if asked := sorted(k for k, v in (self.model_extra or {}).items() if v and k in LATER):
+        refuse(self, LATER)
+        network = self.network or NetworkBody()
+        policy = network.policy(self.allow_internet_access is not False)
+        if not policy.public and not secure:
             raise UserError(
-                f"{asked[0]} is not supported by this version",
-                fix="create the sandbox without it",
-                code="not_supported",
+                "network.allowPublicTraffic=false needs secure=true",
+                why="the in-guest API would be open to everybody",
             )
         return NewSandbox(
             template=self.templateID,
@@ -72,15 +114,34 @@ class CreateBody(BaseModel):
             metadata=self.metadata or {},
             env=self.envVars or {},
             secure=secure,
-            allow_internet=self.allow_internet_access is not False,
+            network=policy,
+            idempotency=self._idempotency(idempotency_key),
             vcpus=self.cpuCount,
             memory_mib=self.memoryMB,
             disk_mib=self.diskSizeMB,
         )
 
+    def _idempotency(self, key: str | None) -> Idempotency | None:
+        if key is None:
+            return None
+        if not IDEMPOTENCY_KEY.fullmatch(key):
+            raise UserError("Idempotency-Key is 1 to 255 characters of a-z, 0-9 and -")
+        text = json.dumps(self.model_dump(exclude_none=True), sort_keys=True)
+        return Idempotency(key, hashlib.blake2b(text.encode(), digest_size=16).hexdigest())
+
 
 # Fields of E2B's that need what later issues bring; ignoring them would be a lie.
-LATER = ("autoPause", "autoResume", "network", "mcp", "iam", "volumeMounts")
+LATER = ("autoPause", "autoResume", "mcp", "iam", "volumeMounts")
+
+
+def refuse(body: BaseModel, names: Sequence[str], where: str = "") -> None:
+    """Raises UserError if a field is set that this version cannot honour."""
+    if asked := sorted(k for k, v in (body.model_extra or {}).items() if v and k in names):
+        raise UserError(
+            f"{where}{asked[0]} is not supported by this version",
+            fix="leave it out",
+            code="not_supported",
+        )
 
 
 class TimeoutBody(BaseModel):
@@ -102,7 +163,7 @@ def created(info: SandboxInfo, node: str, domain: str | None) -> dict[str, Any]:
         "clientID": node,
         "envdVersion": ENVD_VERSION,
         "envdAccessToken": info.access_token,
-        "trafficAccessToken": None,
+        "trafficAccessToken": info.traffic_token,
         "domain": domain,
     }
     return answer | ({"alias": info.alias} if info.alias else {})
@@ -129,8 +190,42 @@ def detailed(info: SandboxInfo, node: str, domain: str | None) -> dict[str, Any]
     return listed(info, node) | {
         "envdAccessToken": info.access_token,
         "domain": domain,
-        "allowInternetAccess": info.allow_internet,
+        "trafficAccessToken": info.traffic_token,
+        "allowInternetAccess": info.network.internet,
+        "network": network(info.network),
         "lifecycle": {"autoResume": False, "onTimeout": "kill"},
+    }
+
+
+def network(policy: Policy) -> dict[str, Any]:
+    answer: dict[str, Any] = {
+        "allowPublicTraffic": policy.public,
+        "allowOut": list(policy.allow_out),
+        "denyOut": list(policy.deny_out),
+    }
+    return answer | ({"maskRequestHost": policy.mask_host} if policy.mask_host else {})
+
+
+def metric(sample: Sample) -> dict[str, Any]:
+    return {
+        "timestamp": datetime.fromtimestamp(sample.time, UTC).isoformat(),
+        "timestampUnix": int(sample.time),
+        "cpuCount": sample.cpus,
+        "cpuUsedPct": sample.cpu_percent,
+        "memUsed": sample.memory_used,
+        "memTotal": sample.memory_total,
+        "memCache": sample.memory_cache,
+        "diskUsed": sample.disk_used,
+        "diskTotal": sample.disk_total,
+    }
+
+
+def log_entry(entry: Entry) -> dict[str, Any]:
+    return {
+        "timestamp": entry.time.isoformat(),
+        "level": entry.level,
+        "message": entry.message,
+        "fields": entry.fields,
     }
 
 

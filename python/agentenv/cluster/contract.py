@@ -3,31 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-from agentenv.sandbox.record import SandboxInfo
+from agentenv.sandbox.logs import Entry
+from agentenv.sandbox.metrics import Sample
+from agentenv.sandbox.record import NewSandbox, SandboxInfo
 from agentenv.store.records import BuildRow, ImageRow, TemplateRow
-
-
-@dataclass(frozen=True, slots=True)
-class NewSandbox:
-    """A request for a sandbox.
-
-    ``template``: a template's id or name (``name``, ``name:tag``), or an image reference for a
-    cold start. ``timeout`` in seconds; None takes the node's default. Sizes of None are the
-    node's defaults. ``secure``: the in-guest API demands a token.
-    """
-
-    template: str
-    timeout: float | None = None
-    metadata: dict[str, str] = field(default_factory=dict[str, str])
-    env: dict[str, str] = field(default_factory=dict[str, str])
-    secure: bool = True
-    allow_internet: bool = True
-    vcpus: int | None = None
-    memory_mib: int | None = None
-    disk_mib: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +30,10 @@ class Cluster(Protocol):
     """
 
     async def create(self, request: NewSandbox) -> SandboxInfo: ...
-    async def get(self, sandbox_id: str) -> SandboxInfo: ...
+
+    async def get(self, sandbox_id: str) -> SandboxInfo:
+        """For one that ended lately NotFound says why it did (``details["cause"]``)."""
+        ...
 
     async def list(self) -> Sequence[SandboxInfo]:
         """Those that have not ended, newest first."""
@@ -59,6 +44,20 @@ class Cluster(Protocol):
 
     async def connect(self, sandbox_id: str, seconds: float | None) -> SandboxInfo:
         """Extend (never shorten) the life of a running sandbox."""
+        ...
+
+    async def set_network(
+        self, sandbox_id: str, internet: bool, allow: tuple[str, ...], deny: tuple[str, ...]
+    ) -> None:
+        """Replace the whole policy of what it reaches; in force when this returns."""
+        ...
+
+    async def metrics(self, sandbox_id: str, start: float, end: float) -> Sequence[Sample]:
+        """Samples between two Unix times, oldest first; also of one that ended lately."""
+        ...
+
+    async def logs(self, sandbox_id: str) -> Sequence[Entry]:
+        """What the node and the console say of it, oldest first; also of one that ended lately."""
         ...
 
     async def inspect(self, sandbox_id: str) -> dict[str, Any]:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import agentenv
-from agentenv.cluster.contract import NewSandbox, NodeInfo
+from agentenv.cluster.contract import NodeInfo
 from agentenv.errors import NotFound
 from agentenv.node.node import Node
-from agentenv.sandbox.record import SandboxInfo
+from agentenv.sandbox.logs import Entry, entries
+from agentenv.sandbox.metrics import Sample
+from agentenv.sandbox.network import Policy
+from agentenv.sandbox.record import NewSandbox, SandboxInfo
 from agentenv.store.records import BuildRow, ImageRow, TemplateRow
+
+LOG_LINES = 100_000  # of the console, which is bounded
 
 
 class LocalCluster:
@@ -21,10 +26,10 @@ class LocalCluster:
         self._node = node
 
     async def create(self, request: NewSandbox) -> SandboxInfo:
-        return await self._node.create(**asdict(request))
+        return await self._node.create(request)
 
     async def get(self, sandbox_id: str) -> SandboxInfo:
-        return self._node.sandbox(sandbox_id).info
+        return (await self._node.find(sandbox_id)).info
 
     async def list(self) -> Sequence[SandboxInfo]:
         return sorted(self._node.list(), key=lambda info: info.started_at, reverse=True)
@@ -40,12 +45,29 @@ class LocalCluster:
             seconds = self._node.config.sandbox_timeout
         return await self._node.set_deadline(sandbox_id, seconds, only_extend=True)
 
+    async def set_network(
+        self, sandbox_id: str, internet: bool, allow: tuple[str, ...], deny: tuple[str, ...]
+    ) -> None:
+        def change(policy: Policy) -> Policy:
+            return replace(policy, internet=internet, allow_out=allow, deny_out=deny)
+
+        await self._node.set_network(sandbox_id, change)
+
+    async def metrics(self, sandbox_id: str, start: float, end: float) -> Sequence[Sample]:
+        await self._node.inspect(sandbox_id)
+        return await self._node.metrics.between(sandbox_id, start, end)
+
+    async def logs(self, sandbox_id: str) -> Sequence[Entry]:
+        info, _ = await self._node.inspect(sandbox_id)
+        return entries(info, await self._node.console(sandbox_id, LOG_LINES))
+
     async def inspect(self, sandbox_id: str) -> dict[str, Any]:
         info, objects = await self._node.inspect(sandbox_id)
         row = await self._node.records.image(info.image_id)
         return {
             **asdict(info),
-            "access_token": None,  # only its owner's create and get answers carry it
+            "access_token": None,  # only its owner's create and get answers carry them
+            "traffic_token": None,
             "objects": objects,
             "image": (row.doc["config"] if row else None),
         }

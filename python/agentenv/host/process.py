@@ -145,6 +145,15 @@ class Launcher(Protocol):
         ...
 
 
+def cpu_seconds(pid: int) -> float | None:
+    """CPU time that a process has used, its ended threads included; None if it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def start_time(pid: int) -> int | None:
     """Field 22 of /proc/PID/stat; None if there is no such process or it is a zombie."""
     try:

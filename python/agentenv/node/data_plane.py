@@ -159,11 +159,14 @@ class DataPlane:
             log.error("the data plane could not open %s: %s", failed.name, failed.message)
 
     async def put(self, route: Route, resolver: Resolver | None) -> None:
-        """Publish a sandbox. Raises InfraError."""
+        """Publish a sandbox, or what changed of it. Raises InfraError."""
+        _, earlier = self._known.get(route.id, (route, None))
         self._known[route.id] = (route, resolver)
         await self.client.put(route)
         if resolver:
             await self.client.dns_up(resolver)
+        elif earlier:
+            await self.client.dns_down(earlier.slot)
 
     async def drop(self, sandbox_id: str) -> None:
         """Cut a sandbox off; an edge that is down is told by not being told any more."""

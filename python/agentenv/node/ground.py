@@ -14,6 +14,7 @@ from agentenv.node.data_plane import DataPlane
 from agentenv.node.edge import Resolver, Route
 from agentenv.node.slots import SlotPool
 from agentenv.sandbox.ground import Place
+from agentenv.sandbox.network import Policy
 from agentenv.sandbox.record import SandboxInfo, to_row
 from agentenv.store.records import Records
 
@@ -54,8 +55,11 @@ class NodeGround:
     async def save(self, info: SandboxInfo) -> None:
         await self._records.put_sandbox(to_row(info))
 
-    async def take_slot(self, *, internet: bool) -> Place:
-        return self.place(await self._slots.acquire(internet=internet))
+    async def take_slot(self, policy: Policy) -> Place:
+        return self.place(await self._slots.acquire(policy))
+
+    async def fence(self, index: int, policy: Policy) -> None:
+        await self._slots.load_rules(index, policy)
 
     async def give_slot(self, index: int) -> None:
         await self._slots.release(index)
@@ -93,9 +97,16 @@ class NodeGround:
     def _reached(self, info: SandboxInfo, place: Place) -> tuple[Route, Resolver | None]:
         network = place.attachment
         address = network.address.partition("/")[0]
-        route = Route(info.id, info.generation, str(network.netns), address)
-        # Name look-ups leave the machine: without internet there are none.
-        if not info.allow_internet or not self._name_servers:
+        route = Route(
+            info.id,
+            info.generation,
+            str(network.netns),
+            address,
+            public=info.network.public,
+            traffic_token=info.traffic_token,
+            mask_host=info.network.mask_host,
+        )
+        if not info.network.resolves or not self._name_servers:
             return route, None
         listen = f"{network.gateway}:{DNS_PORT}"
         return route, Resolver(info.id, str(network.netns), listen, self._name_servers)

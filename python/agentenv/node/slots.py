@@ -21,11 +21,12 @@ from agentenv.errors import InfraError
 from agentenv.host import firewall, netns
 from agentenv.host.process import ProcessFailed, run
 from agentenv.sandbox import network
-from agentenv.sandbox.network import Plan
+from agentenv.sandbox.network import Plan, Policy
 
 log = logging.getLogger(__name__)
 
 TOOL_DEADLINE = 30.0  # seconds
+OPEN = Policy()  # the rules that a slot is prepared with
 _SYSCTLS = {
     "/proc/sys/net/ipv4/ip_forward": "1",
     "/proc/sys/net/ipv4/conf/all/rp_filter": "1",
@@ -96,7 +97,7 @@ class SlotPool:
         self._used = set(in_use)
         self._refill()
 
-    async def acquire(self, *, internet: bool) -> int:
+    async def acquire(self, policy: Policy = OPEN) -> int:
         """A clean slot's number. Raises InfraError (``no_slots``) when the range is exhausted."""
         index = self._ready.pop(0) if self._ready else None
         if index is None:
@@ -109,8 +110,12 @@ class SlotPool:
                 raise
         self._used.add(index)
         self._refill()
-        if not internet:
-            await self._load_rules(index, internet=False)
+        if policy != OPEN:
+            try:
+                await self.load_rules(index, policy)
+            except BaseException:
+                await asyncio.shield(self.release(index))
+                raise
         return index
 
     async def release(self, index: int) -> None:
@@ -171,12 +176,13 @@ class SlotPool:
                 f"addr add {plan.host_side}/31 dev {plan.host_interface}\n"
                 f"link set {plan.host_interface} up",
             )
-            await self._load_rules(index, internet=True)
+            await self.load_rules(index, OPEN)
 
-    async def _load_rules(self, index: int, *, internet: bool) -> None:
+    async def load_rules(self, index: int, policy: Policy) -> None:
+        """Replace the slot's rules by those of ``policy``, atomically. Raises InfraError."""
         rules = network.slot_rules(
             self.plan(index),
-            internet=internet,
+            policy,
             allow_private=self._config.allow_private,
             host=self._host,
         )

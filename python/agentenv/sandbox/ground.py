@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from agentenv.engine.contract import Attachment, Engine, FlatSource
+from agentenv.sandbox.network import Policy
 from agentenv.sandbox.record import SandboxInfo
 
 
@@ -30,11 +31,15 @@ class Ground(Protocol):
         """Make the record durable."""
         ...
 
-    async def take_slot(self, *, internet: bool) -> Place: ...
+    async def take_slot(self, policy: Policy) -> Place: ...
     async def give_slot(self, index: int) -> None: ...
 
     def place(self, index: int) -> Place:
         """The place of a slot that is taken."""
+        ...
+
+    async def fence(self, index: int, policy: Policy) -> None:
+        """Replace the rules of a slot that is taken, at once."""
         ...
 
     async def root(self, image_id: str) -> FlatSource: ...

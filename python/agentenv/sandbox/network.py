@@ -8,8 +8,11 @@ the router namespace, one on the host, either of which holds alone.
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from agentenv.errors import UserError
 
 GUEST_MAC = "02:ae:00:00:00:02"
 # Fixed: a random one on the host's side costs a restored guest seconds of stale ARP (DESIGN.md).
@@ -25,6 +28,62 @@ PRIVATE = (
 )  # fmt: skip
 # Never to be allowed, whatever the operator writes: the cloud's credentials live there.
 ALWAYS_DENIED = ("127.0.0.0/8", "169.254.0.0/16", "224.0.0.0/3")
+
+EVERYTHING = "0.0.0.0/0"
+MAX_RANGES = 1000  # of one list: a ruleset must load in milliseconds
+_HOST = re.compile(r"[A-Za-z0-9.:_\[\]-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What a sandbox may reach, and who reaches it.
+
+    ``allow_out`` and ``deny_out`` are IPv4 ranges in CIDR form; the first wins over the second, and
+    neither opens what the node closes. Without ``internet`` only ``allow_out`` is reached. Ports
+    of one that is not ``public`` want its traffic token; ``mask_host`` is what its servers see as
+    Host, ``${PORT}`` in it standing for the port.
+    """
+
+    internet: bool = True
+    allow_out: tuple[str, ...] = ()
+    deny_out: tuple[str, ...] = ()
+    public: bool = True
+    mask_host: str | None = None
+
+    @property
+    def resolves(self) -> bool:
+        """Whether names are looked up: a question leaves the machine, so all-denied asks none."""
+        return self.internet and EVERYTHING not in self.deny_out
+
+
+def ranges(field: str, given: Sequence[str]) -> tuple[str, ...]:
+    """Addresses and ranges in CIDR form. Raises UserError naming the field and the entry."""
+    if len(given) > MAX_RANGES:
+        raise UserError(f"{field} has more than {MAX_RANGES} entries", fix="join ranges")
+    return tuple(dict.fromkeys(_range(field, text) for text in given))
+
+
+def _range(field: str, text: str) -> str:
+    try:
+        return str(ipaddress.IPv4Network(text.strip(), strict=False))
+    except ValueError:
+        name = text.strip().removeprefix("*.")
+        if re.fullmatch(r"(?=.*[A-Za-z])[A-Za-z0-9.-]+", name):
+            raise UserError(
+                f"{field}: {text!r} is a domain, which this version cannot filter by",
+                fix="give addresses or ranges",
+                code="not_supported",
+            ) from None
+        raise UserError(
+            f"{field}: {text!r} is no IPv4 address or range", fix="such as 8.8.8.8 or 10.0.0.0/8"
+        ) from None
+
+
+def host_mask(text: str) -> str:
+    """A checked ``maskRequestHost``. Raises UserError."""
+    if len(text) > 255 or not _HOST.fullmatch(text.replace("${PORT}", "1")):
+        raise UserError(f"maskRequestHost {text!r} is no host", fix="such as localhost:${PORT}")
+    return text
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,20 +145,16 @@ route add default via {plan.host_side}
 
 
 def slot_rules(
-    plan: Plan, *, internet: bool, allow_private: Sequence[str], host: Sequence[str] = ()
+    plan: Plan, policy: Policy, *, allow_private: Sequence[str], host: Sequence[str] = ()
 ) -> str:
     """The router namespace's whole ruleset; loading it replaces the former one atomically.
 
     ``host`` are the machine's own addresses, public ones too.
     """
-    allowed = _without(allow_private, ALWAYS_DENIED)
-    egress = [f"ip daddr {{ {', '.join(ALWAYS_DENIED)} }} drop"]
-    if host:
-        egress.append(f"ip daddr {{ {', '.join(host)} }} drop")
-    if internet:
-        if allowed:
-            egress.append(f"ip daddr {{ {', '.join(allowed)} }} accept")
-        egress += [f"ip daddr {{ {', '.join(PRIVATE)} }} drop", "accept"]
+    egress = [_to(ALWAYS_DENIED, "drop"), _to(host, "drop"), _to(policy.allow_out, "goto open")]
+    if policy.internet:
+        egress += [_to(policy.deny_out, "drop"), "goto open"]
+    open_ = [_to(_without(allow_private, ALWAYS_DENIED), "accept"), _to(PRIVATE, "drop"), "accept"]
     return f"""\
 table inet agentenv
 delete table inet agentenv
@@ -118,6 +173,9 @@ table inet agentenv {{
     type filter hook forward priority filter; policy drop;
     iifname "{UPLINK}" oifname "{TAP}" ct state established,related accept
     iifname "{TAP}" oifname "{UPLINK}" ip saddr {plan.guest} jump egress
+  }}
+  chain open {{
+    {_lines(open_)}
   }}
   chain egress {{
     {_lines(egress)}
@@ -176,5 +234,13 @@ def _without(networks: Sequence[str], denied: Sequence[str]) -> list[str]:
     return [n for n in networks if not any(ipaddress.IPv4Network(n).overlaps(d) for d in out)]
 
 
+def _to(networks: Sequence[str], verdict: str) -> str:
+    """A rule for these destinations; none for none."""
+    if not networks:
+        return ""
+    found = ipaddress.collapse_addresses(ipaddress.IPv4Network(text) for text in networks)
+    return f"ip daddr {{ {', '.join(map(str, found))} }} {verdict}"
+
+
 def _lines(rules: Sequence[str]) -> str:
-    return "\n    ".join(rules)
+    return "\n    ".join(filter(None, rules))

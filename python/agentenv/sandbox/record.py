@@ -10,6 +10,7 @@ from pydantic import TypeAdapter
 
 from agentenv.engine.contract import ExitCause
 from agentenv.model import Resources
+from agentenv.sandbox.network import Policy
 from agentenv.sandbox.state import State
 from agentenv.store.records import SandboxRow
 
@@ -27,8 +28,41 @@ class Guest:
 
 
 @dataclass(frozen=True, slots=True)
+class Idempotency:
+    """The key that its create request carried, and a digest of that request."""
+
+    key: str
+    request: str
+
+
+@dataclass(frozen=True, slots=True)
+class NewSandbox:
+    """A request for a sandbox.
+
+    ``template``: a template's id or name (``name``, ``name:tag``), or an image reference for a
+    cold start. ``timeout`` in seconds; None takes the node's default. Sizes of None are the
+    node's defaults. ``secure``: the in-guest API demands a token. A request that repeats one with
+    the same ``idempotency`` gets the sandbox that the first one made.
+    """
+
+    template: str
+    timeout: float | None = None
+    metadata: dict[str, str] = field(default_factory=dict[str, str])
+    env: dict[str, str] = field(default_factory=dict[str, str])
+    secure: bool = True
+    network: Policy = Policy()
+    idempotency: Idempotency | None = None
+    vcpus: int | None = None
+    memory_mib: int | None = None
+    disk_mib: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class SandboxInfo:
-    """A sandbox as others see it. Times are UTC; ``phases`` maps a step of creation to seconds."""
+    """A sandbox as others see it. Times are UTC; ``phases`` maps a step of creation to seconds.
+
+    ``network_pending``: its rules may still be those of an earlier policy.
+    """
 
     id: str
     state: State
@@ -42,11 +76,19 @@ class SandboxInfo:
     slot: int | None = None
     alias: str | None = None
     access_token: str | None = None
-    allow_internet: bool = True
+    traffic_token: str | None = None
+    network: Policy = Policy()
+    network_pending: bool = False
+    idempotency: Idempotency | None = None
     generation: int = 1
     metadata: dict[str, str] = field(default_factory=dict[str, str])
     phases: dict[str, float] = field(default_factory=dict[str, float])
     cause: ExitCause | None = None
+
+    @property
+    def failed_creation(self) -> bool:
+        """It ended before it ever ran."""
+        return self.state is State.ENDED and "publish" not in self.phases
 
     def with_(self, **changes: Any) -> SandboxInfo:
         return replace(self, **changes)

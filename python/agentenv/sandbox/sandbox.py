@@ -12,6 +12,7 @@ from agentenv.engine.contract import ControlChannel, ExitCause, ExitKind, Machin
 from agentenv.errors import GuestError, InfraError
 from agentenv.sandbox import launch
 from agentenv.sandbox.ground import Ground
+from agentenv.sandbox.network import Policy
 from agentenv.sandbox.record import SandboxInfo
 from agentenv.sandbox.state import Request, State, move
 
@@ -49,7 +50,7 @@ class Sandbox:
             try:
                 await self._save()
                 with launch.phase(self.info.phases, "slot"):
-                    place = await self._ground.take_slot(internet=self.info.allow_internet)
+                    place = await self._ground.take_slot(self.info.network)
                     self.info = self.info.with_(slot=place.index)
                     await self._save()
                 with launch.phase(self.info.phases, "queue"):
@@ -91,6 +92,8 @@ class Sandbox:
                     except (InfraError, GuestError, TimeoutError):
                         await self._end(Request.DIED, await self._machine.kill())
                         return False
+                    if self.info.network_pending:
+                        await self._fence()
                     self._ground.will_publish(self.info, place)
                     self._watch()
                     return True
@@ -111,6 +114,11 @@ class Sandbox:
             await self._end(Request.KILL, ExitCause(ExitKind.STOPPED, reason))
             return True
 
+    async def settled(self) -> bool:
+        """Wait for what is being done with it; True if it runs then."""
+        async with self._lock:
+            return self.info.state is State.RUNNING
+
     async def set_deadline(self, seconds: float, *, only_extend: bool = False) -> SandboxInfo:
         """Move the end of its life to ``seconds`` from now; durable before this returns.
 
@@ -125,6 +133,40 @@ class Sandbox:
                 await self._save()
                 self._set_timer()
             return self.info
+
+    async def set_network(self, change: Callable[[Policy], Policy]) -> None:
+        """Replace its network policy while it runs; durable and in force when this returns.
+
+        If the rules cannot be loaded the old ones are in force, and recorded. Raises Conflict,
+        InfraError.
+        """
+        async with self._lock:
+            if self.info.state is not State.RUNNING:
+                move(self.id, self.info.state, Request.BOOTED)
+            before = self.info.network
+            try:
+                await self._enforce(change(before))
+            except InfraError:
+                await self._enforce(before)
+                raise
+
+    async def _enforce(self, policy: Policy) -> None:
+        self.info = self.info.with_(network=policy, network_pending=True)
+        await self._save()
+        await self._fence()
+        assert self.info.slot is not None
+        await self._ground.publish(self.info, self._ground.place(self.info.slot))
+
+    async def _fence(self) -> None:
+        assert self.info.slot is not None
+        await self._ground.fence(self.info.slot, self.info.network)
+        self.info = self.info.with_(network_pending=False)
+        await self._save()
+
+    @property
+    def pid(self) -> int | None:
+        """The engine's process; None while there is none."""
+        return self._machine.pid if self._machine else None
 
     async def stats(self, timeout: float = 10.0) -> dict[str, float]:
         """The guest's own figures. Raises GuestError if it does not answer."""
@@ -208,6 +250,7 @@ class Sandbox:
             slot=None,
             end_at=utcnow(),
             access_token=None,  # of no use any more, and the post-mortem is kept
+            traffic_token=None,
         )
         await self._note()
         self._on_end(self)

@@ -179,7 +179,10 @@ def test_files_of_proc_are_read_to_their_end(agent):
 def test_compose_joins_and_removes_its_sources(agent, tmp_path):
     for name, data in (("a", b"1" * 300_000), ("b", b""), ("c", b"3")):
         (tmp_path / name).write_bytes(data)
-    message = {"source_paths": [str(tmp_path / n) for n in "abc"], "destination": str(tmp_path / "d/e")}
+    message = {
+        "source_paths": [str(tmp_path / n) for n in "abc"],
+        "destination": str(tmp_path / "d/e"),
+    }
     answer = agent.http.post("/files/compose", json=message)
     assert answer.status_code == 200, answer.text
     assert answer.json() == {"name": "e", "type": "file", "path": str(tmp_path / "d/e")}
@@ -190,7 +193,10 @@ def test_compose_joins_and_removes_its_sources(agent, tmp_path):
 def test_compose_that_fails_removes_nothing(agent, tmp_path):
     (tmp_path / "a").write_bytes(b"1")
     (tmp_path / "to").write_bytes(b"old")
-    message = {"source_paths": [str(tmp_path / "a"), str(tmp_path / "none")], "destination": str(tmp_path / "to")}
+    message = {
+        "source_paths": [str(tmp_path / "a"), str(tmp_path / "none")],
+        "destination": str(tmp_path / "to"),
+    }
     answer = agent.http.post("/files/compose", json=message)
     assert (answer.status_code, answer.json()["code"]) == (404, 404)
     assert (tmp_path / "a").exists() and (tmp_path / "to").read_bytes() == b"old"

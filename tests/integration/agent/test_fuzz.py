@@ -72,8 +72,12 @@ class Source:
         if self.random.randrange(12) == 0:
             return self.random.randbytes(self.random.randrange(400))
         body = self.body()
-        method = self.random.choice(("GET", "POST", "POST", "POST", "PUT", "DELETE", "\xff", "G" * 9000))
-        query = self.random.choice(("", "?path=", "?path=%00", f"?path={self.folder}/q", "?%", "?port=1", "?=&&=&"))
+        method = self.random.choice(
+            ("GET", "POST", "POST", "POST", "PUT", "DELETE", "\xff", "G" * 9000)
+        )
+        query = self.random.choice(
+            ("", "?path=", "?path=%00", f"?path={self.folder}/q", "?%", "?port=1", "?=&&=&")
+        )
         kind = self.random.choice((
             "application/json", "application/connect+json", "application/octet-stream",
             "multipart/form-data; boundary=b", "multipart/form-data", "\x01",
@@ -119,7 +123,9 @@ def test_slow_and_silent_clients_do_not_keep_others_waiting(agent):
     held = [agent.connect() for _ in range(300)]
     try:
         for connection in held:
-            connection.sendall(b"POST /files?path=/nowhere/x HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\nx")
+            connection.sendall(
+                b"POST /files?path=/nowhere/x HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\nx"
+            )
         assert agent.call("filesystem.Filesystem/Stat", {"path": "/"}).status_code == 200
     finally:
         for connection in held:

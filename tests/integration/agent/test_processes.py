@@ -94,7 +94,9 @@ def test_a_client_that_leaves_does_not_end_the_process(agent):
     pid = next(follow)["event"]["start"]["pid"]
     follow.close()
     listed = agent.call("process.Process/List").json()["processes"]
-    assert {"pid": pid, "tag": "stays"}.items() <= next(p for p in listed if p["pid"] == pid).items()
+    assert {"pid": pid, "tag": "stays"}.items() <= next(
+        p for p in listed if p["pid"] == pid
+    ).items()
     again = agent.follow("process.Process/Connect", {"process": {"tag": "stays"}})
     assert next(again)["event"]["start"]["pid"] == pid
     agent.call("process.Process/SendSignal", {"process": {"pid": pid}, "signal": 9})

@@ -25,8 +25,8 @@ from tests.integration.node.world import (
 
 from agentenv.errors import InfraError
 from agentenv.host import firewall, netns
-from agentenv.node.slots import SlotConfig, SlotPool
-from agentenv.sandbox.network import host_table
+from agentenv.node.slots import OPEN, SlotConfig, SlotPool
+from agentenv.sandbox.network import Policy, host_table
 
 TAG = "7e577e57"
 CLOSED = {
@@ -69,8 +69,8 @@ async def pool(net: World):
     taken: list[int] = []
     acquire = pool.acquire
 
-    async def remembered(*, internet: bool = True) -> int:
-        taken.append(await acquire(internet=internet))
+    async def remembered(policy: Policy = OPEN) -> int:
+        taken.append(await acquire(policy))
         return taken[-1]
 
     pool.acquire = remembered
@@ -182,7 +182,7 @@ async def test_foreign_source_addresses_go_nowhere(net: World, pool: SlotPool, f
 
 
 async def test_without_internet_only_the_resolver_answers(net: World, pool: SlotPool):
-    slot = await pool.acquire(internet=False)
+    slot = await pool.acquire(Policy(internet=False))
     guest = net.guest(pool, slot)
     net.server(pool.netns(slot), 53)
     assert not guest.reaches(OUTSIDE)
@@ -191,7 +191,7 @@ async def test_without_internet_only_the_resolver_answers(net: World, pool: Slot
 
 
 async def test_a_slot_is_made_anew_after_use(net: World, pool: SlotPool):
-    slot = await pool.acquire(internet=False)
+    slot = await pool.acquire(Policy(internet=False))
     inode = pool.netns(slot).stat().st_ino
     await pool.release(slot)
     await pool.release(slot)  # already so is success
@@ -206,7 +206,7 @@ async def test_what_a_dead_server_left_is_kept_if_used_and_removed_if_not(net: W
     config = slot_config(net)
     dead = SlotPool(config)
     await dead.start(set())
-    kept, lost = await dead.acquire(internet=True), await dead.acquire(internet=True)
+    kept, lost = await dead.acquire(), await dead.acquire()
     inode = dead.netns(kept).stat().st_ino
     await dead._tasks.close()
     pool = SlotPool(slot_config(net, ahead=0))
@@ -221,9 +221,9 @@ async def test_what_a_dead_server_left_is_kept_if_used_and_removed_if_not(net: W
 async def test_an_exhausted_range_is_told(net: World):
     pool = SlotPool(slot_config(net, uplink="10.234.0.0/30", ahead=0))
     await pool.start(set())
-    slot = await pool.acquire(internet=True)
+    slot = await pool.acquire()
     with pytest.raises(InfraError) as caught:
-        await pool.acquire(internet=True)
+        await pool.acquire()
     assert caught.value.code == "no_slots"
     await pool.release(slot)
     await pool.close(everything=True)
@@ -237,7 +237,7 @@ async def test_a_slot_that_cannot_be_made_leaves_nothing(net: World):
     tool("ip", "link", "add", "blocker", "type", "bridge")
     tool("ip", "link", "property", "add", "dev", "blocker", "altname", name)
     with pytest.raises(InfraError):
-        await pool.acquire(internet=True)
+        await pool.acquire()
     assert not list(config.folder.iterdir())
     tool("ip", "link", "del", "blocker")
     await pool.close(everything=True)
@@ -253,7 +253,7 @@ async def test_a_host_where_docker_drops_forwarded_packets(net: World, chain: st
     before = tool("iptables", "-S")
     pool = SlotPool(slot_config(net))
     await pool.start(set())
-    slot = await pool.acquire(internet=True)
+    slot = await pool.acquire()
     assert net.guest(pool, slot).ask(OUTSIDE) == HOST
     assert f"-A {chain}" in tool("iptables", "-S")
     await pool.release(slot)
