@@ -4,6 +4,7 @@ import io
 import os
 import subprocess
 import tarfile
+from pathlib import Path
 
 import pytest
 
@@ -24,7 +25,7 @@ def facts(root):
             path = os.path.join(folder, name)
             stat = os.lstat(path)
             link = os.readlink(path) if os.path.islink(path) else None
-            content = open(path, "rb").read() if os.path.isfile(path) and not link else None
+            content = Path(path).read_bytes() if os.path.isfile(path) and not link else None
             found[os.path.relpath(path, root)] = (
                 oct(stat.st_mode), stat.st_uid, stat.st_gid, int(stat.st_mtime), stat.st_rdev, link, content,
             )  # fmt: skip

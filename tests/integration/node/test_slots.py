@@ -285,3 +285,22 @@ def test_a_namespace_is_made_entered_and_removed(tmp_path):
     netns.delete(path)
     assert not path.exists() and not ipaddress.ip_address("10.233.0.1").is_global
     assert host_table("x") == "agentenv_x"
+
+
+async def test_a_policy_holds_at_once_and_for_what_is_open(net: World, pool: SlotPool):
+    slot = await pool.acquire()
+    guest = net.guest(pool, slot)
+    assert guest.ask(OUTSIDE)
+    await pool.load_rules(slot, Policy(deny_out=("0.0.0.0/0",)))
+    assert not guest.reaches(OUTSIDE) and not guest.reaches_udp(OUTSIDE)
+    await pool.load_rules(slot, Policy(deny_out=("0.0.0.0/0",), allow_out=(f"{OUTSIDE}/32",)))
+    assert guest.ask(OUTSIDE)
+    await pool.load_rules(slot, Policy(internet=False, allow_out=(f"{OUTSIDE}/32",)))
+    assert guest.ask(OUTSIDE)
+
+
+async def test_a_policy_opens_nothing_that_the_node_closes(net: World, pool: SlotPool):
+    slot = await pool.acquire(Policy(allow_out=("0.0.0.0/0",)))
+    guest = net.guest(pool, slot)
+    assert [what for what, where in CLOSED.items() if guest.reaches(where)] == []
+    assert guest.ask(OUTSIDE)

@@ -10,6 +10,8 @@ import pytest
 from agentenv.api.app import create_app
 from agentenv.errors import GuestError, ImageError, InfraError, NotFound
 from agentenv.model import Resources, new_id
+from agentenv.sandbox.logs import entries
+from agentenv.sandbox.metrics import Sample
 from agentenv.sandbox.record import Guest, SandboxInfo
 from agentenv.sandbox.state import State
 
@@ -33,7 +35,8 @@ class Remembering:
             new_id("n000"), State.RUNNING, "tpl", "b", "i", now,
             now + timedelta(seconds=request.timeout or 300), Resources(1), Guest(request.env),
             alias="base", access_token="tok" if request.secure else None, metadata=request.metadata,
-            allow_internet=request.allow_internet,
+            network=request.network, traffic_token=None if request.network.public else "traffic",
+            idempotency=request.idempotency,
         )  # fmt: skip
         self.made[info.id] = info
         return info
@@ -60,6 +63,19 @@ class Remembering:
 
     async def nodes(self):
         return []
+
+    async def set_network(self, sandbox_id, internet, allow, deny):
+        info = await self.get(sandbox_id)
+        policy = replace(info.network, internet=internet, allow_out=allow, deny_out=deny)
+        self.made[sandbox_id] = replace(info, network=policy)
+
+    async def metrics(self, sandbox_id, start, end):
+        await self.get(sandbox_id)
+        return [Sample(1000.5, 12.5, 1, 1, 2, 3, 4, 5)] if start <= 1000.5 <= end else []
+
+    async def logs(self, sandbox_id):
+        info = await self.get(sandbox_id)
+        return entries(info, ["[    1.5] first", "[    2.5] agentenv-init: fatal: second"])
 
 
 @pytest.fixture
@@ -129,7 +145,12 @@ async def test_the_life_of_a_sandbox_in_codes(http):
         {"templateID": "base", "metadata": {"a": 1}},
         {"templateID": "base", "memoryMB": 1},
         {"templateID": "base", "autoPause": True},
-        {"templateID": "base", "network": {"allowOut": ["1.1.1.1"]}},
+        {"templateID": "base", "network": {"allowOut": ["example.org"]}},
+        {"templateID": "base", "network": {"denyOut": ["1.1.1.1/40"]}},
+        {"templateID": "base", "network": {"rules": {"a": []}}},
+        {"templateID": "base", "network": {"egressProxy": {"address": "x:1"}}},
+        {"templateID": "base", "network": {"maskRequestHost": "a\r\nb"}},
+        {"templateID": "base", "network": []},
         [],
         "base",
     ],
@@ -165,3 +186,108 @@ async def test_each_kind_of_failure_has_its_code(http, cluster, failure, status,
     assert (answer.status_code, answer.json()["error_code"]) == (status, code)
     assert answer.headers["should-retry"] == "false"
     assert "secret" not in answer.text
+
+
+@pytest.mark.parametrize(
+    ("method", "headers", "again"),
+    [
+        ("GET", {}, "true"),
+        ("DELETE", {}, "true"),
+        ("POST", {}, "false"),
+        ("POST", {"Idempotency-Key": "k"}, "true"),
+    ],
+)
+async def test_sdks_are_told_whether_to_send_again(http, cluster, method, headers, again):
+    async def busy(*_):
+        raise InfraError("the data plane is away", code="edge_down")
+
+    cluster.list = cluster.kill = cluster.create = busy
+    path = {"GET": "/v2/sandboxes", "DELETE": "/sandboxes/x", "POST": "/v2/sandboxes"}[method]
+    body = {"templateID": "base"} if method == "POST" else None
+    answer = await http.request(method, path, json=body, headers=headers)
+    assert (answer.status_code, answer.headers["should-retry"]) == (503, again)
+    assert answer.headers.get("retry-after") == ("1" if again == "true" else None)
+
+
+async def made(http, **fields):
+    answer = await http.post("/v2/sandboxes", json={"templateID": "base", **fields})
+    assert answer.status_code == 201, answer.text
+    return answer.json()
+
+
+async def test_the_network_is_read_back_and_replaced(http):
+    network = {
+        "allowOut": ["8.8.8.8"], "denyOut": ["0.0.0.0/0"], "allowPublicTraffic": False,
+        "maskRequestHost": "localhost:${PORT}",
+    }  # fmt: skip
+    sandbox = await made(http, network=network)
+    path = f"/sandboxes/{sandbox['sandboxID']}"
+    assert sandbox["trafficAccessToken"] == "traffic"
+    assert (await http.get(path)).json()["network"] == {**network, "allowOut": ["8.8.8.8/32"]}
+    changed = await http.put(f"{path}/network", json={"denyOut": ["1.1.1.1"]})
+    assert changed.status_code == 204
+    detail = (await http.get(path)).json()
+    assert detail["network"] == {
+        **network, "allowOut": [], "denyOut": ["1.1.1.1/32"],
+    }  # fmt: skip
+    assert (
+        await http.put(f"{path}/network", json={"allow_internet_access": False})
+    ).status_code == 204
+    assert (await http.get(path)).json()["allowInternetAccess"] is False
+    assert (await http.put(f"{path}/network", json={})).status_code == 204
+    assert (await http.get(path)).json()["allowInternetAccess"] is True
+    for bad in ({"allowOut": ["x y"]}, {"rules": {"a": []}}, {"allowOut": "1.1.1.1"}):
+        assert (await http.put(f"{path}/network", json=bad)).status_code == 400
+    assert (await http.put("/sandboxes/none/network", json={})).status_code == 404
+
+
+async def test_private_ports_need_a_secure_sandbox(http):
+    body = {"templateID": "base", "network": {"allowPublicTraffic": False}}
+    assert (await http.post("/sandboxes", json=body)).status_code == 400
+    assert (await http.post("/sandboxes", json={**body, "secure": True})).status_code == 201
+
+
+async def test_metrics_are_those_asked_for(http):
+    sandbox_id = (await made(http))["sandboxID"]
+    (found,) = (await http.get(f"/sandboxes/{sandbox_id}/metrics")).json()
+    assert found == {
+        "timestamp": "1970-01-01T00:16:40.500000+00:00", "timestampUnix": 1000, "cpuCount": 1,
+        "cpuUsedPct": 12.5, "memUsed": 1, "memTotal": 2, "memCache": 3, "diskUsed": 4, "diskTotal": 5,
+    }  # fmt: skip
+    assert (await http.get(f"/sandboxes/{sandbox_id}/metrics?start=1001")).json() == []
+    assert (await http.get(f"/sandboxes/{sandbox_id}/metrics?end=1000")).json() == []
+    many = await http.get(f"/sandboxes/metrics?sandbox_ids={sandbox_id},none")
+    assert many.json() == {"sandboxes": {sandbox_id: found}}
+    for bad in ("start=-1", "start=x", f"end={10**30}"):
+        assert (await http.get(f"/sandboxes/{sandbox_id}/metrics?{bad}")).status_code == 400
+
+
+async def test_logs_of_both_generations(http):
+    sandbox_id = (await made(http))["sandboxID"]
+    old = (await http.get(f"/sandboxes/{sandbox_id}/logs")).json()
+    assert [entry["line"] for entry in old["logs"]][1:] == ["first", "agentenv-init: fatal: second"]
+    assert len(old["logEntries"]) == 3
+    new = f"/v2/sandboxes/{sandbox_id}/logs"
+    first = (await http.get(f"{new}?direction=backward&limit=1")).json()["logs"]
+    assert [(e["level"], e["message"]) for e in first] == [
+        ("error", "agentenv-init: fatal: second")
+    ]
+    assert len((await http.get(f"{new}?level=error")).json()["logs"]) == 1
+    assert len((await http.get(f"{new}?search=FIRST")).json()["logs"]) == 1
+    assert (await http.get(f"{new}?cursor={4 * 10**12}")).json() == {"logs": []}
+    for bad in ("level=x", "direction=up", "limit=0", "cursor=-1"):
+        assert (await http.get(f"{new}?{bad}")).status_code == 400
+
+
+async def test_a_key_is_passed_on_with_what_was_asked(http, cluster):
+    async def send(key, **fields):
+        body = {"templateID": "base", **fields}
+        return await http.post("/v2/sandboxes", json=body, headers={"Idempotency-Key": key})
+
+    first, again, other = await send("k-1"), await send("k-1"), await send("k-1", timeout=5)
+    keys = [
+        cluster.made[answer.json()["sandboxID"]].idempotency for answer in (first, again, other)
+    ]
+    assert keys[0] == keys[1] != keys[2] and {key.key for key in keys} == {"k-1"}
+    for bad in ("", "A b", "x" * 256):
+        assert (await send(bad)).status_code == 400

@@ -32,4 +32,4 @@ def test_what_no_guest_could_take_is_refused_at_once(bad):
 
 def test_ordinary_values_pass():
     body = CreateBody(templateID="base", envVars={"A": "ü=1"}, metadata={"k": ""}, timeout=60)
-    assert body.envVars == {"A": "ü=1"} and body.request(secure=True).secure
+    assert body.envVars == {"A": "ü=1"} and body.request(secure=True, idempotency_key=None).secure

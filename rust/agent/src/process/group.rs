@@ -31,7 +31,7 @@ pub fn prepare() {
 }
 
 /// Remove groups that are empty: a background child may outlive its process, and its group with it.
-fn sweep() {
+pub fn sweep() {
     for entry in fs::read_dir(PARENT).into_iter().flatten().flatten() {
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
             let _ = fs::remove_dir(entry.path()); // refused while somebody is in it
@@ -80,14 +80,6 @@ impl Group {
             let mut counts = text.lines().filter_map(|line| line.strip_prefix("oom_kill "));
             counts.any(|count| count != "0")
         })
-    }
-}
-
-impl Drop for Group {
-    fn drop(&mut self) {
-        if self.0.is_some() {
-            sweep();
-        }
     }
 }
 

@@ -13,7 +13,7 @@ use tokio::net::unix::pipe;
 use tokio::process::{Child, Command};
 use tokio::sync::{mpsc, watch, Mutex as AsyncMutex};
 
-use super::group::Group;
+use super::group::{self, Group};
 use super::{output, Config, End, Event, Process, Size, Stream, Terminal, END_KEPT};
 use crate::state::Agent;
 use crate::sys;
@@ -242,6 +242,7 @@ async fn follow(
     }
     process.close_stdin().await;
     let end = describe(status, process.group.ran_out_of_memory());
+    group::sweep();
     process.ended.send_replace(Some(end.clone()));
     process.publish(Event::End(end)).await;
     process
