@@ -11,16 +11,18 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from agentenv.cli.server import Home, Url, ask
+from agentenv.cli import output
+from agentenv.cli.server import Home, SandboxId, Url, ask
 from agentenv.cli.start_ import Env, User, Workdir, pairs
 from agentenv.concurrency import Tasks
-from agentenv.errors import GuestError, NotFound
+from agentenv.errors import GuestError, NotFound, UserError
 from agentenv.sdk.client import Client
+from agentenv.sdk.commands import exit_code
 from agentenv.sdk.process import Ended, Output, Processes, Started
 
 STDIN_CHUNK = 32 << 10
-SIGNALLED = 128  # a shell's convention: 128 + signal number
-SIGNALS = {"killed": 9, "terminated": 15, "interrupt": 2, "aborted": 6, "segmentation fault": 11}
+TIMED_OUT = 124  # timeout(1)'s exit code
+Timeout = Annotated[float | None, typer.Option("--timeout", help="Seconds it may run", min=0.001)]
 
 
 class CommandVerb(TyperCommand):
@@ -36,15 +38,18 @@ OPTIONS = {"cls": CommandVerb}
 
 
 def command(
-    sandbox_id: Annotated[str, typer.Argument(help="Sandbox id")],
+    sandbox_id: SandboxId,
     words: Annotated[list[str], typer.Argument(metavar="COMMAND...", help="Program, arguments")],
     user: User = None,
     workdir: Workdir = None,
     env: Env = None,
+    timeout: Timeout = None,
     home: Home = None,
     url: Url = None,
 ) -> None:
     """Run a command in a sandbox. Output streams, piped input is passed on, so is the exit code.
+
+    After --timeout it and all it started are killed, and the exit code is 124, as timeout(1)'s.
 
     Examples: aenv exec a1b2… ls -l /    tar c . | aenv exec a1b2… -- tar x -C /srv
     """
@@ -52,8 +57,9 @@ def command(
     async def work(client: Client) -> int:
         processes = Processes(client, await client.sandbox(sandbox_id))
         return await run_process(
-            processes, tuple(words), env=pairs("--env", env), cwd=workdir, user=user
-        )
+            processes, tuple(words), env=pairs("--env", env), cwd=workdir, user=user,
+            deadline=timeout,
+        )  # fmt: skip
 
     raise typer.Exit(ask(home, url, work))
 
@@ -65,11 +71,12 @@ async def run_process(
     env: dict[str, str],
     cwd: str | None,
     user: str | None,
+    deadline: float | None = None,
 ) -> int:
     """Run ``argv`` with our standard streams; return its exit code as a shell would."""
     tasks = Tasks()
     with_stdin = _stdin_has_input()
-    events = processes.start(argv, env=env, cwd=cwd, user=user, stdin=with_stdin)
+    events = processes.start(argv, env=env, cwd=cwd, user=user, stdin=with_stdin, deadline=deadline)
     try:
         async with aclosing(events):
             async for event in events:
@@ -79,9 +86,16 @@ async def run_process(
                     case Output(stream, data):
                         _write(sys.stdout.fileno() if stream == "stdout" else 2, data)
                     case Ended():
+                        if event.out_of_memory:
+                            output.note("the sandbox ran out of memory")
                         return exit_code(event)
                     case _:
                         pass
+    except UserError as error:
+        if error.code != "deadline_exceeded":
+            raise
+        output.note(f"killed after {deadline:g} s")
+        return TIMED_OUT
     finally:
         await tasks.close()
     raise GuestError("the command's stream ended without its end", code="guest_protocol")
@@ -111,10 +125,3 @@ def _write(fd: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
-
-
-def exit_code(end: Ended) -> int:
-    if end.exited or end.exit_code >= 0:
-        return end.exit_code
-    name = end.status.removeprefix("signal: ").split(" (")[0]
-    return SIGNALLED + SIGNALS.get(name, 1)

@@ -13,6 +13,7 @@ import typer
 
 from agentenv import config
 from agentenv.cli import output
+from agentenv.cli.output import Form, Output
 from agentenv.cli.server import Home, run
 from agentenv.errors import Conflict, NotFound
 from agentenv.image.source import Report
@@ -94,7 +95,7 @@ def _report_lines(digest: str, stage: str, _done: int, total: int) -> None:
 
 
 @command.command()
-def ls(home: Home = None) -> None:
+def ls(form: Output = Form.AUTO, home: Home = None) -> None:
     """List images, newest first. Example: aenv image ls"""
 
     async def work() -> list[dict[str, Any]]:
@@ -109,7 +110,7 @@ def ls(home: Home = None) -> None:
         (i["id"], i["reference"], " ".join(i["names"]), f"{i['size'] / 1e6:.0f} MB",
          f"{i['created']:%Y-%m-%d %H:%M}") for i in found
     ]  # fmt: skip
-    output.table(("ID", "REFERENCE", "TEMPLATES", "SIZE", "PULLED"), rows, found)
+    output.table(("ID", "REFERENCE", "TEMPLATES", "SIZE", "PULLED"), rows, found, form)
 
 
 async def _names(records: Any) -> dict[str, list[str]]:

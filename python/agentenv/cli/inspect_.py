@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
 from agentenv.cli import output
-from agentenv.cli.server import Home, Url, ask
+from agentenv.cli.server import Home, SandboxId, Url, ask
 
 
 def command(
-    sandbox_id: Annotated[str, typer.Argument(help="Sandbox id")],
+    sandbox_id: SandboxId,
     home: Home = None,
     url: Url = None,
 ) -> None:

@@ -6,13 +6,15 @@ from typing import Annotated
 
 import typer
 
-from agentenv.cli.server import Home, Url, ask
+from agentenv.cli.server import Home, Url, ask, known_ids
 from agentenv.errors import AgentEnvError, UserError
 from agentenv.sdk.client import Client
 
 
 def command(
-    sandbox_ids: Annotated[list[str] | None, typer.Argument(help="Sandbox ids")] = None,
+    sandbox_ids: Annotated[
+        list[str] | None, typer.Argument(help="Sandbox ids", autocompletion=known_ids)
+    ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Every sandbox")] = False,
     home: Home = None,
     url: Url = None,

@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
-from agentenv.cli.server import Home, Url, ask
+from agentenv.cli.server import Home, SandboxId, Url, ask
 
 
 def command(
-    sandbox_id: Annotated[str, typer.Argument(help="Sandbox id")],
+    sandbox_id: SandboxId,
     lines: Annotated[int, typer.Option("-n", "--lines", help="How many, from the end")] = 200,
     home: Home = None,
     url: Url = None,

@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+import enum
 import json
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from agentenv.errors import AgentEnvError
+
+
+class Form(enum.StrEnum):
+    """What a list is shown as."""
+
+    AUTO = "auto"
+    TABLE = "table"
+    JSON = "json"
+
+
+Output = Annotated[
+    Form, typer.Option("-o", "--output", help="auto: a table on a terminal, JSON when piped")
+]
 
 
 def interactive() -> bool:
@@ -19,9 +35,14 @@ def dump(value: Any) -> None:
     print(json.dumps(value, indent=2 if interactive() else None, default=str))
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[object]], records: Any) -> None:
-    """A table on a terminal, ``records`` as JSON when piped."""
-    if not interactive():
+def table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    records: Any,
+    form: Form = Form.AUTO,
+) -> None:
+    """``rows`` as a table or ``records`` as JSON, as ``form`` wants it."""
+    if form is Form.JSON or (form is Form.AUTO and not interactive()):
         dump(records)
         return
     from rich.console import Console

@@ -10,10 +10,22 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from agentenv import config
+from agentenv.errors import AgentEnvError
 from agentenv.sdk.client import Address, Client
 
 T = TypeVar("T")
 
+
+def known_ids(incomplete: str) -> list[str]:
+    """For completion: ids that begin so, none where no server answers."""
+    try:
+        found = ask(None, None, lambda client: client.sandboxes())
+    except AgentEnvError:
+        return []
+    return [s["sandboxID"] for s in found if s["sandboxID"].startswith(incomplete)]
+
+
+SandboxId = Annotated[str, typer.Argument(help="Sandbox id", autocompletion=known_ids)]
 Home = Annotated[
     Path | None, typer.Option("--home", help="Home of the server [$AENV_HOME or /var/lib/agentenv]")
 ]

@@ -14,19 +14,19 @@ from typing import Annotated
 
 import typer
 
-from agentenv.cli.exec_ import exit_code
-from agentenv.cli.server import Home, Url, ask
+from agentenv.cli.server import Home, SandboxId, Url, ask
 from agentenv.cli.start_ import Env, User, Workdir, pairs
 from agentenv.concurrency import Tasks
 from agentenv.errors import GuestError, UserError
 from agentenv.sdk.client import Client
+from agentenv.sdk.commands import exit_code
 from agentenv.sdk.process import Ended, Event, Output, Processes, Started, TerminalSize
 
 KEYS = 32 << 10  # bytes read at once: a paste
 
 
 def command(
-    sandbox_id: Annotated[str, typer.Argument(help="Sandbox id")],
+    sandbox_id: SandboxId,
     program: Annotated[str, typer.Option("--shell", help="Program to run")] = "/bin/bash",
     user: User = None,
     workdir: Workdir = None,

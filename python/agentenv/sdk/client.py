@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import Mapping
+import ssl
+import uuid
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from urllib.parse import quote
 
 import httpx
@@ -24,6 +27,7 @@ from agentenv.errors import (
 
 # Creation may pull an image first; connecting must not hang.
 TIMEOUT = httpx.Timeout(600.0, connect=5.0)
+RETRY_AFTER = (0.1, 0.4, 1.0)  # seconds before each attempt after the first
 _BY_STATUS: dict[int, type[AgentEnvError]] = {
     401: Unauthorized, 404: NotFound, 409: Conflict, 422: ImageError, 503: InfraError,
 }  # fmt: skip
@@ -62,23 +66,37 @@ class Client:
 
     def __init__(self, address: Address, *, timeout: httpx.Timeout = TIMEOUT) -> None:
         self.address = address
-        self.http = httpx.AsyncClient(base_url=address.url, timeout=timeout, trust_env=False)
+        self.http = httpx.AsyncClient(
+            base_url=address.url, timeout=timeout, trust_env=False, verify=self.ssl_context()
+        )
 
-    async def __aenter__(self) -> Client:
+    def ssl_context(self) -> ssl.SSLContext:
+        """Trusts the system's authorities, or those in the file ``$AENV_CA_FILE``."""
+        return ssl.create_default_context(cafile=os.environ.get("AENV_CA_FILE") or None)
+
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.http.aclose()
 
     async def create(self, template: str, **options: Any) -> dict[str, Any]:
-        """``options``: fields of E2B's NewSandbox and ours, see ``api.schemas.CreateBody``."""
-        given = {name: value for name, value in options.items() if value is not None}
-        return await self._call("POST", "/v2/sandboxes", json={"templateID": template, **given})
+        """``options``: fields of E2B's NewSandbox and ours, see ``api.schemas.CreateBody``.
 
-    async def sandboxes(self) -> list[dict[str, Any]]:
-        """All pages of the list, newest first."""
+        It carries a key of its own, so that a request which is sent again makes one sandbox.
+        """
+        given = {name: value for name, value in options.items() if value is not None}
+        return await self._call(
+            "POST",
+            "/v2/sandboxes",
+            json={"templateID": template, **given},
+            headers={"Idempotency-Key": uuid.uuid4().hex},
+        )
+
+    async def sandboxes(self, **filters: str) -> list[dict[str, Any]]:
+        """All pages of the list, newest first; ``filters``: the query of E2B's list."""
         found: list[dict[str, Any]] = []
-        query: dict[str, str] = {}
+        query = dict(filters)
         while True:
             response = await self._send("GET", "/v2/sandboxes", params=query)
             found += response.json()
@@ -96,6 +114,21 @@ class Client:
         path = f"/sandboxes/{quote(sandbox_id, safe='')}/console"
         return (await self._call("GET", path, params={"lines": lines}))["lines"]
 
+    async def metrics(self, sandbox_id: str) -> list[dict[str, Any]]:
+        return await self._call("GET", f"/sandboxes/{quote(sandbox_id, safe='')}/metrics")
+
+    async def logs(self, sandbox_id: str) -> list[dict[str, Any]]:
+        path = f"/v2/sandboxes/{quote(sandbox_id, safe='')}/logs"
+        found = await self._call("GET", path, params={"direction": "backward"})
+        return found["logs"][::-1]
+
+    async def set_network(
+        self, sandbox_id: str, *, internet: bool, allow: Sequence[str], deny: Sequence[str]
+    ) -> None:
+        path = f"/sandboxes/{quote(sandbox_id, safe='')}/network"
+        rules = {"allowOut": [*allow], "denyOut": [*deny], "allow_internet_access": internet}
+        await self._call("PUT", path, json=rules)
+
     async def kill(self, sandbox_id: str) -> None:
         await self._call("DELETE", f"/sandboxes/{quote(sandbox_id, safe='')}")
 
@@ -108,14 +141,23 @@ class Client:
         return response.json() if response.content else None
 
     async def _send(self, method: str, path: str, **options: Any) -> httpx.Response:
-        headers = {"X-API-Key": self.address.key}
-        try:
-            response = await self.http.request(method, path, headers=headers, **options)
-        except httpx.HTTPError as error:
-            raise unreachable(self.address.url, error) from error
-        if response.is_error:
-            raise error_from(response.status_code, _json(response))
-        return response
+        """Sent again where that is safe: nothing was sent, or the server says so."""
+        headers = {"X-API-Key": self.address.key, **options.pop("headers", {})}
+        for pause in (*RETRY_AFTER, None):
+            wait = pause
+            try:
+                response = await self.http.request(method, path, headers=headers, **options)
+            except httpx.HTTPError as error:
+                if wait is None or not isinstance(error, httpx.ConnectError):
+                    raise unreachable(self.address.url, error) from error
+            else:
+                if not response.is_error:
+                    return response
+                if wait is None or response.headers.get("should-retry") != "true":
+                    raise error_from(response.status_code, _json(response))
+                wait = float(response.headers.get("retry-after", wait))
+            await asyncio.sleep(wait)
+        raise AssertionError("the last attempt returns or raises")
 
 
 def unreachable(url: str, error: Exception) -> InfraError:

@@ -1,0 +1,87 @@
+"""The SDK's front: `AgentEnv` makes and finds sandboxes, `Sandbox` is one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agentenv import config
+from agentenv.errors import NotFound
+from agentenv.sdk.client import Address, Client
+from agentenv.sdk.commands import Commands
+from agentenv.sdk.files import Files
+from agentenv.sdk.guest import Guest
+from agentenv.sdk.ports import Ports
+from agentenv.sdk.process import Processes
+
+
+class Sandbox:
+    """A running sandbox. ``async with`` ends it on the way out.
+
+    Its methods raise UserError for what you must change, ImageError for the image's faults,
+    GuestError for the guest's, InfraError for the node's.
+    """
+
+    def __init__(self, client: Client, made: Mapping[str, Any]) -> None:
+        guest = Guest(client, made)
+        self._client = client
+        self.id = guest.sandbox_id
+        self.commands = Commands(Processes(client, made))
+        self.files = Files(guest)
+        self.ports = Ports(guest, made.get("domain"))
+        #: What private ports (``network={"allowPublicTraffic": False}``) ask for.
+        self.traffic_token: str | None = made.get("trafficAccessToken")
+
+    async def __aenter__(self) -> Sandbox:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.kill()
+
+    async def kill(self) -> bool:
+        """End it; False if it has ended already."""
+        try:
+            await self._client.kill(self.id)
+        except NotFound:
+            return False
+        return True
+
+    async def extend(self, seconds: int) -> None:
+        """Have it live ``seconds`` from now on, which may be shorter than before."""
+        await self._client.set_timeout(self.id, seconds)
+
+    async def info(self) -> dict[str, Any]:
+        """As the API answers: state, times, sizes, metadata, network."""
+        return await self._client.sandbox(self.id)
+
+    async def metrics(self) -> list[dict[str, Any]]:
+        """Samples of the last hour, oldest first."""
+        return await self._client.metrics(self.id)
+
+    async def set_network(
+        self,
+        *,
+        internet: bool = True,
+        allow: Sequence[str] = (),
+        deny: Sequence[str] = (),
+    ) -> None:
+        """Replace what it may reach: addresses and ranges; ``allow`` wins over ``deny``."""
+        await self._client.set_network(self.id, internet=internet, allow=allow, deny=deny)
+
+
+class AgentEnv(Client):
+    """``async with AgentEnv() as env``: the server of ``AENV_URL``, or of the local home."""
+
+    def __init__(self, url: str | None = None, key: str | None = None) -> None:
+        local = config.load({})
+        super().__init__(
+            Address(url, key) if url and key else Address.find(url, local.home, local.listen)
+        )
+
+    async def start(self, template: str = "base", **options: Any) -> Sandbox:
+        """A new sandbox; ``options`` as of ``create``: timeout, envVars, metadata, network, …"""
+        return Sandbox(self, await self.create(template, **options))
+
+    async def open(self, sandbox_id: str) -> Sandbox:
+        """One that runs. Raises NotFound, which says why one ended that lived lately."""
+        return Sandbox(self, await self.sandbox(sandbox_id))
