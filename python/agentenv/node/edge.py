@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,8 @@ class Route:
     A new ``generation`` (or namespace, or address) cuts what is open on the old one;
     the other fields may change while streams run. With ``public`` false, ports other than
     the agent's ask for ``traffic_token``. ``mask_host`` replaces Host on these ports,
-    ``${PORT}`` in it standing for the port.
+    ``${PORT}`` in it standing for the port. ``access_token`` is the agent's: signed URLs of
+    files that name no sandbox are for the one whose token signed them.
     """
 
     id: str
@@ -34,8 +35,9 @@ class Route:
     netns: str
     address: str
     public: bool = True
-    traffic_token: str | None = None
+    traffic_token: str | None = field(default=None, repr=False)
     mask_host: str | None = None
+    access_token: str | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,7 +93,8 @@ class NodeGround:
     def _reached(self, info: SandboxInfo, place: Place) -> tuple[Route, Resolver | None]:
         network = place.attachment
         address = network.address.partition("/")[0]
-        route = Route(info.id, info.generation, str(network.netns), address)
+        netns, token = str(network.netns), info.access_token
+        route = Route(info.id, info.generation, netns, address, access_token=token)
         # Name look-ups leave the machine: without internet there are none.
         if not info.allow_internet or not self._name_servers:
             return route, None

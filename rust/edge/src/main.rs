@@ -14,6 +14,8 @@ mod listen; // public listeners, one task for each connection
 mod netns; // sockets in a sandbox's network namespace
 mod pool; // connections waiting for their next request
 mod route; // whom it is for (pure)
+mod secret; // tokens
+mod signed; // file URLs that name their sandbox by a signature only (pure)
 mod table; // the sandboxes there are
 mod upgrade; // what leaves HTTP: WebSocket
 mod upstream; // guests and the API server, asked over pooled connections

@@ -17,6 +17,7 @@ use crate::client::Client;
 use crate::netns::NetNs;
 use crate::pool::Pool;
 use crate::route::SandboxId;
+use crate::secret::Secret;
 
 /// A route as the control client states it.
 #[derive(Debug, Clone, Deserialize)]
@@ -42,9 +43,12 @@ pub struct Policy {
     #[serde(default = "yes")]
     pub public: bool,
     #[serde(default)]
-    pub traffic_token: Option<String>,
+    pub traffic_token: Option<Secret>,
     #[serde(default)]
     pub mask_host: Option<String>,
+    /// The agent's, for finding whose a signed URL is.
+    #[serde(default)]
+    pub access_token: Option<Secret>,
 }
 
 fn yes() -> bool {
@@ -128,6 +132,12 @@ impl Table {
 
     pub fn all(&self) -> Vec<Arc<Route>> {
         self.routes.read().values().cloned().collect()
+    }
+
+    /// The sandbox whose token this is true of.
+    pub fn find_by_token(&self, is_it: impl Fn(&Secret) -> bool) -> Option<Arc<Route>> {
+        let mut routes = self.all().into_iter(); // not under the lock: there may be many
+        routes.find(|route| route.policy.access_token.as_ref().is_some_and(&is_it))
     }
 
     /// Adds or replaces; connections of the same generation, namespace and address stay.

@@ -71,7 +71,7 @@ async def answer(reader, writer, method, path, headers, raw) -> None:
         return
     pieces = [piece async for piece in body_of(reader, headers)]
     received = sum(map(len, pieces))
-    if path == "/seen":
+    if path in ("/seen", "/files"):
         seen = {"method": method, "headers": headers, "raw": raw, "body": received}
         whole(writer, json.dumps(seen).encode())
     elif path == "/counts":

@@ -18,7 +18,7 @@ from agentenv.node.edge import EdgeClient, Route, edge_argv
 
 REPOSITORY = Path(__file__).parents[3]
 GUEST, GATEWAY = "10.233.0.2", "10.233.0.1"
-PORT, WEBSOCKET_PORT = 8080, 8081
+PORT, WEBSOCKET_PORT, AGENT_PORT = 8080, 8081, 49983
 ID = "abcd0123456789efghij"
 _numbers = itertools.count()
 
@@ -88,9 +88,9 @@ async def process(*argv: str | Path) -> AsyncIterator[asyncio.subprocess.Process
 
 
 @contextlib.asynccontextmanager
-async def guest_server(slot: Slot):
+async def guest_server(slot: Slot, port: int = PORT):
     script = Path(__file__).with_name("guest.py")
-    words = (sys.executable, script, GUEST, PORT, WEBSOCKET_PORT)
+    words = (sys.executable, script, GUEST, port, WEBSOCKET_PORT)
     async with process("ip", "netns", "exec", slot.guest, *map(str, words)) as child:
         assert await child.stdout.readline() == b"ready\n"
         yield child

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,7 @@ async def test_operations_as_they_go_over_the_wire(client, tmp_path):
                     "public": True,
                     "traffic_token": None,
                     "mask_host": None,
+                    "access_token": None,
                 }
             },
         ),
@@ -158,6 +160,11 @@ async def test_a_cancelled_call_does_not_leave_its_reply_to_the_next(tmp_path):
     assert (await client.hello()).version == "x"
     await client.close()
     server.close()
+
+
+def test_tokens_are_not_shown():
+    route = replace(ROUTE, traffic_token="secret", access_token="secret")
+    assert "secret" not in repr(route)
 
 
 def test_the_command_line():
