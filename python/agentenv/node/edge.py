@@ -100,8 +100,11 @@ def edge_argv(
     control: Path,
     api_wait: float = 10.0,
     drain: float = 30.0,
+    tls: tuple[Path, Path] | None = None,
 ) -> tuple[str, ...]:
     """The command line of `agentenv-edge`; waits are in seconds, ``api`` is a unix socket.
+
+    ``tls``: certificate (with its chain) and key, PEM; then every listener speaks TLS.
 
     Once it accepts, it prints one line: ``{"listen": ["IP:PORT", ...], "pid": N}``.
     """
@@ -112,6 +115,7 @@ def edge_argv(
         *("--control", str(control)),
         *("--api-wait", f"{api_wait:g}"),
         *("--drain", f"{drain:g}"),
+        *(("--tls-cert", str(tls[0]), "--tls-key", str(tls[1])) if tls else ()),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +38,7 @@ class Address:
     key: str
 
     @classmethod
-    def find(cls, url: str | None, home: Path, listen: str) -> Address:
+    def find(cls, url: str | None, home: Path, listen: str, scheme: str = "http") -> Address:
         """From the arguments, ``AENV_URL`` and ``AENV_API_KEY``, or the local home."""
         key = os.environ.get("AENV_API_KEY", "")
         if not key:
@@ -50,7 +51,7 @@ class Address:
                     fix="start the server (aenv serve), give its --home, or set AENV_API_KEY",
                     code="no_api_key",
                 ) from error
-        return cls(url or os.environ.get("AENV_URL") or f"http://{listen}", key)
+        return cls(url or os.environ.get("AENV_URL") or f"{scheme}://{listen}", key)
 
 
 class Client:
@@ -62,7 +63,9 @@ class Client:
 
     def __init__(self, address: Address, *, timeout: httpx.Timeout = TIMEOUT) -> None:
         self.address = address
-        self.http = httpx.AsyncClient(base_url=address.url, timeout=timeout, trust_env=False)
+        self.http = httpx.AsyncClient(
+            base_url=address.url, timeout=timeout, trust_env=False, verify=_trusted()
+        )
 
     async def __aenter__(self) -> Client:
         return self
@@ -116,6 +119,21 @@ class Client:
         if response.is_error:
             raise error_from(response.status_code, _json(response))
         return response
+
+
+def _trusted() -> ssl.SSLContext | bool:
+    """What certificates are judged by: the authorities in ``AENV_CA_FILE``, else the usual ones."""
+    if not (path := os.environ.get("AENV_CA_FILE")):
+        return True
+    try:
+        return ssl.create_default_context(cafile=path)
+    except OSError as error:  # SSLError is one
+        raise UserError(
+            f"AENV_CA_FILE {path} cannot be used",
+            why=error.strerror or str(error),
+            fix="give a PEM file with certificates",
+            code="bad_ca_file",
+        ) from error
 
 
 def unreachable(url: str, error: Exception) -> InfraError:

@@ -10,6 +10,7 @@ use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 
 use crate::activity::Activity;
+use crate::cut::Source;
 use crate::flight::Flight;
 use crate::upstream::Lease;
 
@@ -94,14 +95,14 @@ impl Body for Reply {
     fn is_end_stream(&self) -> bool {
         match self {
             Self::Whole(body) => body.is_none(),
-            Self::Stream(download) => download.inner.is_end_stream(),
+            Self::Stream(download) => download.source.is_end_stream(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match self {
             Self::Whole(body) => SizeHint::with_exact(body.as_ref().map_or(0, Bytes::len) as u64),
-            Self::Stream(download) => download.inner.size_hint(),
+            Self::Stream(download) => download.source.size_hint(),
         }
     }
 }
@@ -109,34 +110,34 @@ impl Body for Reply {
 /// An upstream's body with what it holds: its connection until the end, its request's account.
 #[derive(Debug)]
 pub struct Download {
-    inner: Incoming,
+    source: Arc<Source>,
     lease: Option<Lease>,
     flight: Flight,
 }
 
 impl Download {
-    pub fn new(inner: Incoming, lease: Lease, flight: Flight) -> Self {
+    pub fn new(source: Arc<Source>, lease: Lease, flight: Flight) -> Self {
         let mut download = Self {
-            inner,
+            source,
             lease: Some(lease),
             flight,
         };
-        if download.inner.is_end_stream() {
+        if download.source.is_end_stream() {
             download.give_back();
         }
         download
     }
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
-        match ready!(Pin::new(&mut self.inner).poll_frame(cx)) {
+        match ready!(self.source.poll(cx)) {
             Some(Ok(frame)) => {
                 self.flight.sent_out(frame.data_ref().map_or(0, Bytes::len));
-                if self.inner.is_end_stream() {
+                if self.source.is_end_stream() {
                     self.give_back();
                 }
                 Poll::Ready(Some(Ok(frame)))
             }
-            Some(Err(error)) => Poll::Ready(Some(Err(io::Error::other(error)))),
+            Some(Err(error)) => Poll::Ready(Some(Err(error))),
             None => {
                 self.give_back();
                 Poll::Ready(None)

@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 use std::sync::Arc;
 
-use hyper::body::Incoming;
+use hyper::body::{Body, Incoming};
 use hyper::header::{HeaderMap, HeaderName};
 use hyper::http::request::Parts;
 use hyper::{Method, Request, Response, StatusCode, Version};
@@ -12,6 +12,7 @@ use tokio_util::task::TaskTracker;
 use crate::answer::Answer;
 use crate::body::{Download, Reply, Upload};
 use crate::client::Client;
+use crate::cut::Source;
 use crate::flight::Flight;
 use crate::headers;
 use crate::route::{self, SandboxId, Target, AGENT_PORT};
@@ -137,8 +138,14 @@ async fn pass(
     upstream: Upstream,
     mut request: Request<Incoming>,
 ) -> Result<Response<Reply>, Answer> {
-    let flight = Flight::begin(Arc::clone(&client), Arc::clone(upstream.activity()));
-    let upgrading = headers::request(request.headers_mut(), client.peer.ip());
+    let multiplexed = request.version() == Version::HTTP_2;
+    let activity = Arc::clone(upstream.activity());
+    let flight = Flight::begin(Arc::clone(&client), activity, multiplexed);
+    if multiplexed {
+        let has_body = !request.body().is_end_stream();
+        headers::from_http2(request.headers_mut(), has_body);
+    }
+    let upgrading = headers::request(request.headers_mut(), client.peer.ip(), client.secure);
     let tunnel = upgrading.then(|| Tunnel::prepare(&mut request, client));
     let request = onward(request, &upstream);
     let (response, lease) = match &upstream {
@@ -178,14 +185,15 @@ fn deliver(
     lease: Lease,
     mut flight: Flight,
 ) -> Result<Response<Reply>, Answer> {
-    if let Upstream::Guest { link, .. } = upstream {
-        flight.bind(link).map_err(|_| gone(link.id))?;
-    }
     let (mut parts, body) = response.into_parts();
+    let source = Arc::new(Source::new(body));
+    if let Upstream::Guest { link, .. } = upstream {
+        flight.bind(link, &source).map_err(|_| gone(link.id))?;
+    }
     headers::response(&mut parts.headers, false);
     parts.version = Version::HTTP_11;
     parts.extensions.clear();
-    let download = Download::new(body, lease, flight);
+    let download = Download::new(source, lease, flight);
     Ok(Response::from_parts(
         parts,
         Reply::Stream(Box::new(download)),

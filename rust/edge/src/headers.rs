@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use hyper::header::{
-    HeaderMap, HeaderName, HeaderValue, CONNECTION, CONTENT_LENGTH, EXPECT, HOST,
+    HeaderMap, HeaderName, HeaderValue, CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, HOST,
     PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING, UPGRADE,
 };
 use hyper::Uri;
@@ -44,8 +44,30 @@ pub fn to_origin_form(uri: &mut Uri, headers: &mut HeaderMap) {
     *uri = path.map_or_else(|| Uri::from_static("/"), Uri::from);
 }
 
+/// Says in the way of HTTP/1.1 what HTTP/2 says in its own (RFC 9113 8.1.1, 8.2.3).
+pub fn from_http2(headers: &mut HeaderMap, has_body: bool) {
+    let crumbs: Vec<&[u8]> = headers
+        .get_all(COOKIE)
+        .iter()
+        .map(HeaderValue::as_bytes)
+        .collect();
+    if let (2.., Ok(whole)) = (
+        crumbs.len(),
+        HeaderValue::from_bytes(&crumbs.join(&b"; "[..])),
+    ) {
+        headers.insert(COOKIE, whole);
+    }
+    let lengths = headers.get_all(CONTENT_LENGTH).iter().count();
+    if lengths > 1 {
+        headers.remove(CONTENT_LENGTH); // they might differ, and only frames count
+    }
+    if has_body && lengths != 1 {
+        headers.insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
+    }
+}
+
 /// Rewrites a request for the next hop; true if it asks for a protocol upgrade.
-pub fn request(headers: &mut HeaderMap, peer: IpAddr) -> bool {
+pub fn request(headers: &mut HeaderMap, peer: IpAddr, secure: bool) -> bool {
     let kept = Kept {
         upgrade: upgrade(headers).cloned(),
         trailers: lists(headers, &TE, "trailers"),
@@ -53,7 +75,7 @@ pub fn request(headers: &mut HeaderMap, peer: IpAddr) -> bool {
     };
     strip(headers);
     headers.remove(EXPECT); // the client was told to continue by us
-    forwarded(headers, peer);
+    forwarded(headers, peer, if secure { "https" } else { "http" });
     restore(headers, kept)
 }
 
@@ -125,7 +147,7 @@ fn restore(headers: &mut HeaderMap, kept: Kept) -> bool {
 }
 
 /// Appends the peer to the chain of addresses; host and scheme as the first proxy saw them.
-fn forwarded(headers: &mut HeaderMap, peer: IpAddr) {
+fn forwarded(headers: &mut HeaderMap, peer: IpAddr, scheme: &'static str) {
     let chain = match headers.get(FORWARDED_FOR).and_then(|v| v.to_str().ok()) {
         Some(earlier) => format!("{earlier}, {peer}"),
         None => peer.to_string(),
@@ -138,7 +160,7 @@ fn forwarded(headers: &mut HeaderMap, peer: IpAddr) {
     }
     headers
         .entry(FORWARDED_PROTO)
-        .or_insert(HeaderValue::from_static("http"));
+        .or_insert(HeaderValue::from_static(scheme));
 }
 
 fn lists(headers: &HeaderMap, name: &HeaderName, token: &str) -> bool {
@@ -186,7 +208,7 @@ mod tests {
             ("expect", "100-continue"),
             ("x-kept", "1"),
         ]);
-        assert!(!request(&mut headers, PEER));
+        assert!(!request(&mut headers, PEER, false));
         let names: Vec<_> = headers.keys().map(HeaderName::as_str).collect();
         assert_eq!(names.len(), 3, "{names:?}");
         assert_eq!(value(&headers, "x-kept"), Some("1"));
@@ -199,7 +221,7 @@ mod tests {
             ("host", "a"),
             ("content-length", "3"),
         ]);
-        request(&mut headers, PEER);
+        request(&mut headers, PEER, false);
         assert_eq!(value(&headers, "host"), Some("a"));
         assert_eq!(value(&headers, "content-length"), Some("3"));
     }
@@ -207,7 +229,7 @@ mod tests {
     #[test]
     fn a_chunked_request_stays_chunked() {
         let mut headers = map(&[("transfer-encoding", "Chunked"), ("content-length", "3")]);
-        request(&mut headers, PEER);
+        request(&mut headers, PEER, false);
         assert_eq!(value(&headers, "transfer-encoding"), Some("chunked"));
         assert_eq!(value(&headers, "content-length"), None);
     }
@@ -218,27 +240,27 @@ mod tests {
             ("connection", "Keep-Alive, Upgrade"),
             ("upgrade", "websocket"),
         ]);
-        assert!(request(&mut websocket, PEER));
+        assert!(request(&mut websocket, PEER, false));
         assert_eq!(value(&websocket, "connection"), Some("upgrade"));
         assert_eq!(value(&websocket, "upgrade"), Some("websocket"));
         let mut h2c = map(&[("connection", "upgrade"), ("upgrade", "h2c")]);
-        assert!(!request(&mut h2c, PEER));
+        assert!(!request(&mut h2c, PEER, false));
         let mut unlisted = map(&[("upgrade", "websocket")]);
-        assert!(!request(&mut unlisted, PEER));
+        assert!(!request(&mut unlisted, PEER, false));
         assert_eq!(value(&unlisted, "upgrade"), None);
     }
 
     #[test]
     fn trailers_are_still_accepted_if_the_client_accepts_them() {
         let mut headers = map(&[("te", "gzip, trailers")]);
-        request(&mut headers, PEER);
+        request(&mut headers, PEER, false);
         assert_eq!(value(&headers, "te"), Some("trailers"));
     }
 
     #[test]
     fn the_chain_of_addresses_grows_and_the_first_host_stays() {
         let mut first = map(&[("host", "80-x.example.org")]);
-        request(&mut first, PEER);
+        request(&mut first, PEER, false);
         assert_eq!(value(&first, "x-forwarded-for"), Some("192.0.2.7"));
         assert_eq!(value(&first, "x-forwarded-host"), Some("80-x.example.org"));
         assert_eq!(value(&first, "x-forwarded-proto"), Some("http"));
@@ -248,13 +270,48 @@ mod tests {
             ("x-forwarded-host", "b"),
             ("x-forwarded-proto", "https"),
         ]);
-        request(&mut second, PEER);
+        request(&mut second, PEER, false);
         assert_eq!(
             value(&second, "x-forwarded-for"),
             Some("198.51.100.1, 192.0.2.7")
         );
         assert_eq!(value(&second, "x-forwarded-host"), Some("b"));
         assert_eq!(value(&second, "x-forwarded-proto"), Some("https"));
+    }
+
+    #[test]
+    fn a_request_over_tls_came_by_https() {
+        let mut headers = HeaderMap::new();
+        request(&mut headers, PEER, true);
+        assert_eq!(value(&headers, "x-forwarded-proto"), Some("https"));
+    }
+
+    #[test]
+    fn cookie_crumbs_become_one_cookie() {
+        let mut headers = map(&[("cookie", "a=1"), ("cookie", "b=2"), ("cookie", "c=3")]);
+        from_http2(&mut headers, false);
+        assert_eq!(headers, map(&[("cookie", "a=1; b=2; c=3")]));
+        let mut whole = map(&[("cookie", "a=1; b=2")]);
+        from_http2(&mut whole, false);
+        assert_eq!(whole, map(&[("cookie", "a=1; b=2")]));
+    }
+
+    #[test]
+    fn a_body_that_ends_with_its_stream_is_chunked_unless_its_length_is_known() {
+        let chunked = map(&[("transfer-encoding", "chunked")]);
+        let known = map(&[("content-length", "3")]);
+        let twice = map(&[("content-length", "3"), ("content-length", "4")]);
+        for (before, has_body, after) in [
+            (HeaderMap::new(), true, chunked.clone()),
+            (HeaderMap::new(), false, HeaderMap::new()),
+            (known.clone(), true, known),
+            (twice.clone(), true, chunked),
+            (twice, false, HeaderMap::new()),
+        ] {
+            let mut headers = before;
+            from_http2(&mut headers, has_body);
+            assert_eq!(headers, after);
+        }
     }
 
     #[test]

@@ -13,7 +13,7 @@ use slab::Slab;
 use tokio_util::sync::CancellationToken;
 
 use crate::activity::Activity;
-use crate::client::Client;
+use crate::cut::Cut;
 use crate::netns::NetNs;
 use crate::pool::Pool;
 use crate::route::SandboxId;
@@ -71,7 +71,7 @@ pub struct Link {
     /// Cancelled when the route is dropped.
     pub gone: CancellationToken,
     reach: Reach,
-    streams: Mutex<Slab<Arc<Client>>>,
+    streams: Mutex<Slab<Cut>>,
 }
 
 impl Link {
@@ -91,10 +91,10 @@ impl Link {
         SocketAddr::new(self.reach.address, port)
     }
 
-    /// Notes a client that is being streamed to, to be cut if the route goes; None: it has gone.
-    pub fn enlist(&self, client: Arc<Client>) -> Option<usize> {
+    /// Notes what is being streamed, to be cut if the route goes; None: it has gone.
+    pub fn enlist(&self, stream: Cut) -> Option<usize> {
         let mut streams = self.streams.lock();
-        (!self.gone.is_cancelled()).then(|| streams.insert(client))
+        (!self.gone.is_cancelled()).then(|| streams.insert(stream))
     }
 
     pub fn discharge(&self, key: usize) {
@@ -107,8 +107,8 @@ impl Link {
             self.gone.cancel(); // under the lock: after it nobody enlists
             std::mem::take(&mut *streams)
         };
-        for (_, client) in streams {
-            client.cut();
+        for (_, stream) in streams {
+            stream.now();
         }
         self.pool.close();
     }

@@ -180,3 +180,11 @@ def test_the_command_line():
         *("--listen", "127.0.0.1:8000", "--listen", "[::1]:8000"),
         *("--api", "unix:/run/api", "--control", "/run/ctl", "--api-wait", "0.5", "--drain", "30"),
     )
+    with_tls = edge_argv(
+        Path("/bin/edge"),
+        listen=[],
+        api=Path("/run/api"),
+        control=Path("/run/ctl"),
+        tls=(Path("/c"), Path("/k")),
+    )
+    assert with_tls[-4:] == ("--tls-cert", "/c", "--tls-key", "/k")
