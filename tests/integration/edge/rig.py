@@ -74,10 +74,13 @@ def slot():
 
 
 @contextlib.asynccontextmanager
-async def process(*argv: str | Path) -> AsyncIterator[asyncio.subprocess.Process]:
+async def process(*argv: str | Path, stderr=None) -> AsyncIterator[asyncio.subprocess.Process]:
     """A process whose first line is out; killed at the end."""
     child = await asyncio.create_subprocess_exec(
-        *map(str, argv), stdout=asyncio.subprocess.PIPE, env=os.environ | {"PYTHONUNBUFFERED": "1"}
+        *map(str, argv),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=stderr,
+        env=os.environ | {"PYTHONUNBUFFERED": "1"},
     )
     try:
         yield child
@@ -102,10 +105,11 @@ class Edge:
     port: int
     folder: Path
     control: EdgeClient
+    scheme: str = "http"
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"{self.scheme}://127.0.0.1:{self.port}"
 
     @property
     def api(self) -> Path:
@@ -124,22 +128,26 @@ class Edge:
         return await asyncio.open_connection("127.0.0.1", self.port)
 
 
-def argv(folder: Path, *, port: int = 0, **waits: float) -> tuple[str, ...]:
+def argv(folder: Path, *, port: int = 0, **options) -> tuple[str, ...]:
     return edge_argv(
         edge_binary(),
         listen=[f"127.0.0.1:{port}"],
         api=folder / "api.sock",
         control=folder / "control.sock",
-        **waits,
+        **options,
     )
 
 
 @contextlib.asynccontextmanager
-async def edge(folder: Path, *, port: int = 0, api_wait: float = 10, drain: float = 5):
-    async with process(*argv(folder, port=port, api_wait=api_wait, drain=drain)) as child:
+async def edge(
+    folder: Path, *, port: int = 0, api_wait: float = 10, drain: float = 5, tls=None, stderr=None
+):
+    words = argv(folder, port=port, api_wait=api_wait, drain=drain, tls=tls)
+    async with process(*words, stderr=stderr) as child:
         ready = json.loads(await child.stdout.readline())
         bound = int(ready["listen"][0].rpartition(":")[2])
-        running = Edge(child, bound, folder, EdgeClient(folder / "control.sock"))
+        control = EdgeClient(folder / "control.sock")
+        running = Edge(child, bound, folder, control, "https" if tls else "http")
         try:
             yield running
         finally:
