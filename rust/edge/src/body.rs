@@ -12,7 +12,6 @@ use hyper::body::Incoming;
 use crate::activity::Activity;
 use crate::cut::Source;
 use crate::flight::Flight;
-use crate::upstream::Lease;
 
 /// A request body, counted.
 #[derive(Debug)]
@@ -107,47 +106,23 @@ impl Body for Reply {
     }
 }
 
-/// An upstream's body with what it holds: its connection until the end, its request's account.
+/// An upstream's body with the account of its request.
 #[derive(Debug)]
 pub struct Download {
     source: Arc<Source>,
-    lease: Option<Lease>,
     flight: Flight,
 }
 
 impl Download {
-    pub fn new(source: Arc<Source>, lease: Lease, flight: Flight) -> Self {
-        let mut download = Self {
-            source,
-            lease: Some(lease),
-            flight,
-        };
-        if download.source.is_end_stream() {
-            download.give_back();
-        }
-        download
+    pub fn new(source: Arc<Source>, flight: Flight) -> Self {
+        Self { source, flight }
     }
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
-        match ready!(self.source.poll(cx)) {
-            Some(Ok(frame)) => {
-                self.flight.sent_out(frame.data_ref().map_or(0, Bytes::len));
-                if self.source.is_end_stream() {
-                    self.give_back();
-                }
-                Poll::Ready(Some(Ok(frame)))
-            }
-            Some(Err(error)) => Poll::Ready(Some(Err(error))),
-            None => {
-                self.give_back();
-                Poll::Ready(None)
-            }
+        let frame = ready!(self.source.poll(cx));
+        if let Some(Ok(data)) = frame.as_ref().map(|f| f.as_ref().map(Frame::data_ref)) {
+            self.flight.sent_out(data.map_or(0, Bytes::len));
         }
-    }
-
-    fn give_back(&mut self) {
-        if let Some(lease) = self.lease.take() {
-            lease.give_back();
-        }
+        Poll::Ready(frame)
     }
 }

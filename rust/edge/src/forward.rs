@@ -15,7 +15,9 @@ use crate::client::Client;
 use crate::cut::Source;
 use crate::flight::Flight;
 use crate::headers;
+use crate::http2;
 use crate::route::{self, SandboxId, Target, AGENT_PORT};
+use crate::sender::Protocol;
 use crate::signed::Claim;
 use crate::table::{Policy, Table};
 use crate::upgrade::Tunnel;
@@ -72,10 +74,7 @@ fn admit_unnamed(edge: &Edge, head: &Parts) -> Result<Upstream, Answer> {
         .table
         .find_by_token(|token| claim.is_signed_with(token))
     {
-        Some(route) => Ok(Upstream::Guest {
-            link: Arc::clone(&route.link),
-            port: AGENT_PORT,
-        }),
+        Some(route) => Ok(Upstream::guest(&route.link, AGENT_PORT)),
         None if edge.table.knows_all() => Err(Answer::BadSignature),
         None => Err(Answer::NotSynced),
     }
@@ -106,8 +105,7 @@ fn admit_to_guest(
             headers::mask_host(&mut head.headers, mask, port);
         }
     }
-    let link = Arc::clone(&route.link);
-    Ok(Upstream::Guest { link, port })
+    Ok(Upstream::guest(&route.link, port))
 }
 
 fn unknown(edge: &Edge, id: String) -> Answer {
@@ -139,11 +137,12 @@ async fn pass(
     mut request: Request<Incoming>,
 ) -> Result<Response<Reply>, Answer> {
     let multiplexed = request.version() == Version::HTTP_2;
+    let upstream = upstream.asked_by(multiplexed && http2::is_grpc(request.headers()));
     let activity = Arc::clone(upstream.activity());
     let flight = Flight::begin(Arc::clone(&client), activity, multiplexed);
     if multiplexed {
-        let has_body = !request.body().is_end_stream();
-        headers::from_http2(request.headers_mut(), has_body);
+        let chunked = upstream.speaks(Protocol::Http1) && !request.body().is_end_stream();
+        http2::to_http1(request.headers_mut(), chunked);
     }
     let upgrading = headers::request(request.headers_mut(), client.peer.ip(), client.secure);
     let tunnel = upgrading.then(|| Tunnel::prepare(&mut request, client));
@@ -174,6 +173,10 @@ fn gone(id: SandboxId) -> Answer {
 fn onward(request: Request<Incoming>, upstream: &Upstream) -> Request<Upload> {
     let (mut parts, body) = request.into_parts();
     parts.version = Version::HTTP_11;
+    if upstream.speaks(Protocol::Http2) {
+        parts.version = Version::HTTP_2;
+        http2::to_absolute_form(&mut parts.uri, &mut parts.headers);
+    }
     parts.extensions.clear();
     let body = Upload::new(body, Arc::clone(upstream.activity()));
     Request::from_parts(parts, body)
@@ -186,14 +189,14 @@ fn deliver(
     mut flight: Flight,
 ) -> Result<Response<Reply>, Answer> {
     let (mut parts, body) = response.into_parts();
-    let source = Arc::new(Source::new(body));
+    let source = Arc::new(Source::new(body, lease));
     if let Upstream::Guest { link, .. } = upstream {
         flight.bind(link, &source).map_err(|_| gone(link.id))?;
     }
     headers::response(&mut parts.headers, false);
     parts.version = Version::HTTP_11;
     parts.extensions.clear();
-    let download = Download::new(source, lease, flight);
+    let download = Download::new(source, flight);
     Ok(Response::from_parts(
         parts,
         Reply::Stream(Box::new(download)),

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use hyper::header::{
-    HeaderMap, HeaderName, HeaderValue, CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, HOST,
+    HeaderMap, HeaderName, HeaderValue, CONNECTION, CONTENT_LENGTH, EXPECT, HOST,
     PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING, UPGRADE,
 };
 use hyper::Uri;
@@ -42,24 +42,6 @@ pub fn to_origin_form(uri: &mut Uri, headers: &mut HeaderMap) {
     }
     let path = uri.path_and_query().cloned();
     *uri = path.map_or_else(|| Uri::from_static("/"), Uri::from);
-}
-
-/// Says in the way of HTTP/1.1 what HTTP/2 says in its own (RFC 9113 8.1.1, 8.2.3).
-pub fn from_http2(headers: &mut HeaderMap, has_body: bool) {
-    let crumbs: Vec<&[u8]> = headers
-        .get_all(COOKIE)
-        .iter()
-        .map(HeaderValue::as_bytes)
-        .collect();
-    if let (2.., Ok(whole)) = (
-        crumbs.len(),
-        HeaderValue::from_bytes(&crumbs.join(&b"; "[..])),
-    ) {
-        headers.insert(COOKIE, whole);
-    }
-    if has_body && !headers.contains_key(CONTENT_LENGTH) {
-        headers.insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
-    }
 }
 
 /// Rewrites a request for the next hop; true if it asks for a protocol upgrade.
@@ -280,31 +262,6 @@ mod tests {
         let mut headers = HeaderMap::new();
         request(&mut headers, PEER, true);
         assert_eq!(value(&headers, "x-forwarded-proto"), Some("https"));
-    }
-
-    #[test]
-    fn cookie_crumbs_become_one_cookie() {
-        let mut headers = map(&[("cookie", "a=1"), ("cookie", "b=2"), ("cookie", "c=3")]);
-        from_http2(&mut headers, false);
-        assert_eq!(headers, map(&[("cookie", "a=1; b=2; c=3")]));
-        let mut whole = map(&[("cookie", "a=1; b=2")]);
-        from_http2(&mut whole, false);
-        assert_eq!(whole, map(&[("cookie", "a=1; b=2")]));
-    }
-
-    #[test]
-    fn a_body_that_ends_with_its_stream_is_chunked_unless_its_length_is_known() {
-        let chunked = map(&[("transfer-encoding", "chunked")]);
-        let known = map(&[("content-length", "3")]);
-        for (before, has_body, after) in [
-            (HeaderMap::new(), true, chunked),
-            (HeaderMap::new(), false, HeaderMap::new()),
-            (known.clone(), true, known),
-        ] {
-            let mut headers = before;
-            from_http2(&mut headers, has_body);
-            assert_eq!(headers, after);
-        }
     }
 
     #[test]

@@ -11,11 +11,13 @@ mod cut; // ending what is open on a route that went
 mod flight; // one request under way, accounted for
 mod forward; // the path of one request
 mod headers; // what changes between two hops (pure)
+mod http2; // HTTP/2's way of saying things, and ours (pure)
 mod listen; // public listeners, one task for each connection
 mod netns; // sockets in a sandbox's network namespace
 mod pool; // connections waiting for their next request
 mod route; // whom it is for (pure)
 mod secret; // tokens
+mod sender; // one upstream connection between requests
 mod signed; // file URLs that name their sandbox by a signature only (pure)
 mod table; // the sandboxes there are
 mod tls; // the certificate of the listeners
