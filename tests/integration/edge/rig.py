@@ -14,12 +14,13 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from agentenv.node.edge import EdgeClient, Route, edge_argv
+from agentenv.node.edge import EdgeClient, Route, Traffic, edge_argv
 
 REPOSITORY = Path(__file__).parents[3]
 GUEST, GATEWAY = "10.233.0.2", "10.233.0.1"
 PORT, WEBSOCKET_PORT, AGENT_PORT = 8080, 8081, 49983
 ID = "abcd0123456789efghij"
+MARK = {"EDGE_TESTS_OF": str(os.getpid())}  # by which what was left is known
 _numbers = itertools.count()
 
 
@@ -80,7 +81,7 @@ async def process(*argv: str | Path, stderr=None) -> AsyncIterator[asyncio.subpr
         *map(str, argv),
         stdout=asyncio.subprocess.PIPE,
         stderr=stderr,
-        env=os.environ | {"PYTHONUNBUFFERED": "1"},
+        env=os.environ | MARK | {"PYTHONUNBUFFERED": "1"},
     )
     try:
         yield child
@@ -120,6 +121,13 @@ class Edge:
         status = Path(f"/proc/{self.child.pid}/status").read_text()
         line = next(line for line in status.splitlines() if line.startswith("VmRSS"))
         return int(line.split()[1]) * 1024
+
+    async def all_ended(self, sandbox_id: str) -> Traffic:
+        """The figures of a sandbox once nothing is under way; a client may see the end earlier."""
+        async with asyncio.timeout(10):
+            while (traffic := (await self.control.stats()).sandboxes[sandbox_id]).active:
+                await asyncio.sleep(0.01)
+        return traffic
 
     def terminate(self) -> None:
         self.child.send_signal(signal.SIGTERM)

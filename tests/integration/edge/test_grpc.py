@@ -61,7 +61,7 @@ async def test_many_calls_at_once(multiplexed, edge):
         event = await multiplexed.next(stream, h2.events.DataReceived)
         assert event.data == b"x%d" % stream
         await multiplexed.next(stream, h2.events.StreamEnded)
-    assert (await edge.control.stats()).sandboxes[ID].active == 0
+    assert (await edge.all_ended(ID)).requests == 100
 
 
 async def test_a_drop_cuts_calls_and_lets_go_of_the_guest(multiplexed, edge, server):

@@ -95,8 +95,7 @@ async def test_http2_for_an_ordinary_client(edge, trust):
         size = 32 * MEGABYTE
         assert (await many.post("/seen", content=b"u" * size)).json()["body"] == size
         assert len((await many.get(f"/bytes?{size}")).content) == size
-    traffic = (await edge.control.stats()).sandboxes[ID]
-    assert (traffic.requests, traffic.active) == (302, 0)
+    assert (await edge.all_ended(ID)).requests == 302
     assert edge.rss() < 64 * MEGABYTE
 
 
@@ -184,7 +183,7 @@ async def test_a_stream_that_its_client_resets_is_noticed(multiplexed, http, edg
     async with asyncio.timeout(10):
         while (await counts(http))["left_early"] == before:
             await asyncio.sleep(0.01)
-    assert (await edge.control.stats()).sandboxes[ID].active == 0
+    await edge.all_ended(ID)
 
 
 async def test_a_drop_resets_a_connection_of_http1(edge, trust):
