@@ -7,7 +7,7 @@ import sys
 
 from benchmarks.machine import conditions, node
 
-ALL = ("convert", "cold_start", "exec_latency", "proxy", "many")
+ALL = ("convert", "cold_start", "exec_latency", "proxy", "data_plane", "many")
 
 
 def main() -> None:

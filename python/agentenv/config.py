@@ -31,6 +31,8 @@ class Config:
 
     home: Path = _key(DEFAULT_HOME, "directory", "all durable state of this node lies below it")
     listen: str = _key("127.0.0.1:8000", "HOST:PORT", "loopback: expose it on purpose, with TLS")
+    tls_cert: str = _key("", "PEM file", "empty: plain HTTP; may change while it serves")
+    tls_key: str = _key("", "PEM file", "of the certificate in tls_cert")
     domain: str = _key("localhost", "DNS name", "sandboxes answer at {port}-{id}.{domain}")
     engine: str = _key("auto", "auto|qemu", "KVM where it works, else emulation")
     vcpus: int = _key(0, "CPUs, 0: 2 with KVM, 1 without", "emulated CPUs share the host's cores")
@@ -69,6 +71,17 @@ class Config:
     def tag(self) -> str:
         """8 hex digits that tell this home's host objects from another's."""
         return hashlib.blake2s(str(self.home).encode(), digest_size=4).hexdigest()
+
+    @property
+    def tls(self) -> tuple[Path, Path] | None:
+        """Certificate and key of the public listener."""
+        if not self.tls_cert:
+            return None
+        return Path(self.tls_cert).absolute(), Path(self.tls_key).absolute()
+
+    @property
+    def scheme(self) -> str:
+        return "https" if self.tls else "http"
 
     @property
     def api_key_file(self) -> Path:
@@ -124,6 +137,9 @@ def _checked(config: Config) -> Config:
     host, _, port = config.listen.rpartition(":")
     if not host or not port.isdigit() or int(port) > 65535:
         raise _invalid("listen", f"is {config.listen!r}", "it takes HOST:PORT")
+    if bool(config.tls_cert) != bool(config.tls_key):
+        missing = "tls_key" if config.tls_cert else "tls_cert"
+        raise _invalid(missing, "is not given", "TLS takes tls_cert and tls_key, or neither")
     for name in ("inner_network", "uplink_network"):
         text = cast(str, getattr(config, name))
         try:

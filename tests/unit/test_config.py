@@ -27,6 +27,8 @@ def test_later_sources_win(tmp_path):
         ({"memory_mib": "lots"}, "memory_mib"),
         ({"memory_mib": -1}, "memory_mib"),
         ({"uplink_network": "10.0.0.1/8"}, "uplink_network"),
+        ({"tls_cert": "/c"}, "tls_key"),
+        ({"tls_key": "/k"}, "tls_cert"),
     ],
 )
 def test_a_bad_value_is_refused_by_name(tmp_path, flags, named):
@@ -52,3 +54,10 @@ def test_two_homes_share_no_host_object():
     one, two = Config(home=Path("/a")), Config(home=Path("/b"))
     assert one.tag != two.tag and one.runtime_dir != two.runtime_dir
     assert len(str(one.runtime_dir)) < 40
+
+
+def test_tls_is_off_unless_a_pair_is_given(tmp_path):
+    plain = load({"home": tmp_path}, {})
+    assert (plain.tls, plain.scheme) == (None, "http")
+    config = load({"home": tmp_path, "tls_cert": "/c"}, {"AENV_TLS_KEY": "/k"})
+    assert (config.tls, config.scheme) == ((Path("/c"), Path("/k")), "https")

@@ -23,12 +23,20 @@ if TYPE_CHECKING:
 
 Listen = Annotated[str | None, typer.Option("--listen", help="HOST:PORT [127.0.0.1:8000]")]
 Engine = Annotated[str | None, typer.Option("--engine", help="auto or qemu [auto]")]
+TlsCert = Annotated[str | None, typer.Option("--tls-cert", help="PEM, with its chain [plain HTTP]")]
+TlsKey = Annotated[str | None, typer.Option("--tls-key", help="PEM, the certificate's key")]
 
 GRACE = 10  # seconds for answers under way when the server is told to stop
 LOG_FORMAT = "%(asctime)s %(levelname).1s %(name)s: %(message)s"
 
 
-def command(home: Home = None, listen: Listen = None, engine: Engine = None) -> None:
+def command(
+    home: Home = None,
+    listen: Listen = None,
+    engine: Engine = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+) -> None:
     """Serve the API and the data plane until SIGTERM or Ctrl-C. Needs root.
 
     Sandboxes outlive the server: start it again and it finds them. `aenv down` ends everything.
@@ -38,7 +46,8 @@ def command(home: Home = None, listen: Listen = None, engine: Engine = None) -> 
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
     for name in ("httpx", "uvicorn.error"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    effective = config.load({"home": home, "listen": listen, "engine": engine})
+    flags = {"home": home, "listen": listen, "engine": engine}
+    effective = config.load({**flags, "tls_cert": tls_cert, "tls_key": tls_key})
     if os.geteuid() != 0:
         raise UserError("aenv serve needs root", why="it makes namespaces, cgroups and tap devices")
     effective.home.mkdir(mode=0o711, parents=True, exist_ok=True)
@@ -108,7 +117,10 @@ async def _serve(effective: config.Config) -> None:
             timeout_graceful_shutdown=GRACE,
         )
         capabilities = await node.ground.engine.capabilities()
-        print(f"AgentENV on http://{effective.listen}, home {effective.home}", flush=True)
+        print(
+            f"AgentENV on {effective.scheme}://{effective.listen}, home {effective.home}",
+            flush=True,
+        )
         print(f"engine {capabilities.engine} {capabilities.version}, {capabilities.accelerator}")
         print(f"API key in {effective.api_key_file}", flush=True)
         await serve_until_told(uvicorn.Server(settings))

@@ -34,7 +34,7 @@ Url = Annotated[str | None, typer.Option("--url", help="Server to talk to [$AENV
 
 def address(home: Path | None, url: str | None) -> Address:
     effective = config.load({"home": home})
-    return Address.find(url, effective.home, effective.listen)
+    return Address.find(url, effective.home, effective.listen, effective.scheme)
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:

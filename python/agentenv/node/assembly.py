@@ -95,6 +95,7 @@ async def open_node(config: Config, *, serve: bool = True) -> AsyncGenerator[Nod
             config.listen,
             config.api_socket,
             config.request_wait,
+            config.tls,
         ),
         launcher,
     )

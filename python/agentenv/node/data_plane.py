@@ -39,6 +39,7 @@ class DataPlaneConfig:
     listen: str
     api: Path
     api_wait: float
+    tls: tuple[Path, Path] | None = None
 
 
 class DataPlane:
@@ -113,6 +114,7 @@ class DataPlane:
             api=self._config.api,
             control=self._control,
             api_wait=self._config.api_wait,
+            tls=self._config.tls,
         )
 
     async def _end(self, status: ProcessStatus | None) -> None:

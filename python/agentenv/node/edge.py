@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,8 @@ class Route:
     A new ``generation`` (or namespace, or address) cuts what is open on the old one;
     the other fields may change while streams run. With ``public`` false, ports other than
     the agent's ask for ``traffic_token``. ``mask_host`` replaces Host on these ports,
-    ``${PORT}`` in it standing for the port.
+    ``${PORT}`` in it standing for the port. ``access_token`` is the agent's: signed URLs of
+    files that name no sandbox are for the one whose token signed them.
     """
 
     id: str
@@ -34,8 +35,9 @@ class Route:
     netns: str
     address: str
     public: bool = True
-    traffic_token: str | None = None
+    traffic_token: str | None = field(default=None, repr=False)
     mask_host: str | None = None
+    access_token: str | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +100,11 @@ def edge_argv(
     control: Path,
     api_wait: float = 10.0,
     drain: float = 30.0,
+    tls: tuple[Path, Path] | None = None,
 ) -> tuple[str, ...]:
     """The command line of `agentenv-edge`; waits are in seconds, ``api`` is a unix socket.
+
+    ``tls``: certificate (with its chain) and key, PEM; then every listener speaks TLS.
 
     Once it accepts, it prints one line: ``{"listen": ["IP:PORT", ...], "pid": N}``.
     """
@@ -110,6 +115,7 @@ def edge_argv(
         *("--control", str(control)),
         *("--api-wait", f"{api_wait:g}"),
         *("--drain", f"{drain:g}"),
+        *(("--tls-cert", str(tls[0]), "--tls-key", str(tls[1])) if tls else ()),
     )
 
 

@@ -105,6 +105,7 @@ class NodeGround:
             public=info.network.public,
             traffic_token=info.traffic_token,
             mask_host=info.network.mask_host,
+            access_token=info.access_token,
         )
         if not info.network.resolves or not self._name_servers:
             return route, None

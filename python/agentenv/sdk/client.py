@@ -41,7 +41,7 @@ class Address:
     key: str
 
     @classmethod
-    def find(cls, url: str | None, home: Path, listen: str) -> Address:
+    def find(cls, url: str | None, home: Path, listen: str, scheme: str = "http") -> Address:
         """From the arguments, ``AENV_URL`` and ``AENV_API_KEY``, or the local home."""
         key = os.environ.get("AENV_API_KEY", "")
         if not key:
@@ -54,7 +54,7 @@ class Address:
                     fix="start the server (aenv serve), give its --home, or set AENV_API_KEY",
                     code="no_api_key",
                 ) from error
-        return cls(url or os.environ.get("AENV_URL") or f"http://{listen}", key)
+        return cls(url or os.environ.get("AENV_URL") or f"{scheme}://{listen}", key)
 
 
 class Client:
@@ -67,12 +67,24 @@ class Client:
     def __init__(self, address: Address, *, timeout: httpx.Timeout = TIMEOUT) -> None:
         self.address = address
         self.http = httpx.AsyncClient(
-            base_url=address.url, timeout=timeout, trust_env=False, verify=self.ssl_context()
+            base_url=address.url,
+            timeout=timeout,
+            trust_env=False,
+            verify=self.ssl_context() if address.url.startswith("https:") else False,
         )
 
     def ssl_context(self) -> ssl.SSLContext:
-        """Trusts the system's authorities, or those in the file ``$AENV_CA_FILE``."""
-        return ssl.create_default_context(cafile=os.environ.get("AENV_CA_FILE") or None)
+        """Trusts the usual authorities, or those in ``$AENV_CA_FILE``. Raises UserError."""
+        path = os.environ.get("AENV_CA_FILE") or None
+        try:
+            return ssl.create_default_context(cafile=path)
+        except OSError as error:  # SSLError is one
+            raise UserError(
+                f"AENV_CA_FILE {path} cannot be used",
+                why=error.strerror or str(error),
+                fix="give a PEM file with certificates",
+                code="bad_ca_file",
+            ) from error
 
     async def __aenter__(self) -> Self:
         return self

@@ -74,9 +74,10 @@ class AgentEnv(Client):
 
     def __init__(self, url: str | None = None, key: str | None = None) -> None:
         local = config.load({})
-        super().__init__(
-            Address(url, key) if url and key else Address.find(url, local.home, local.listen)
-        )
+        if url and key:
+            super().__init__(Address(url, key))
+        else:
+            super().__init__(Address.find(url, local.home, local.listen, local.scheme))
 
     async def start(self, template: str = "base", **options: Any) -> Sandbox:
         """A new sandbox; ``options`` as of ``create``: timeout, envVars, metadata, network, …"""

@@ -39,6 +39,8 @@ pub enum Answer {
     BadPort {
         port: String,
     },
+    /// A signed URL that no sandbox's token signed.
+    BadSignature,
     NoTunnels,
     /// No truth about sandboxes has reached this process yet.
     NotSynced,
@@ -58,6 +60,7 @@ impl Answer {
             | Self::ApiBroken { .. } => StatusCode::BAD_GATEWAY,
             Self::Internal { .. } | Self::TokenNeeded { .. } => StatusCode::FORBIDDEN,
             Self::BadPort { .. } => StatusCode::BAD_REQUEST,
+            Self::BadSignature => StatusCode::UNAUTHORIZED,
             Self::NoTunnels => StatusCode::METHOD_NOT_ALLOWED,
             Self::NotSynced | Self::ApiAway => StatusCode::SERVICE_UNAVAILABLE,
         }
@@ -103,6 +106,7 @@ impl Answer {
                 code,
                 &format!("E2b-Sandbox-Port is not a port (1 to 65535): {port:?}"),
             ),
+            Self::BadSignature => plain(code, "invalid signature"),
             Self::NoTunnels => plain(code, "CONNECT is not offered here"),
             Self::NotSynced => plain(
                 code,

@@ -10,8 +10,8 @@ use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 
 use crate::activity::Activity;
+use crate::cut::Source;
 use crate::flight::Flight;
-use crate::upstream::Lease;
 
 /// A request body, counted.
 #[derive(Debug)]
@@ -94,59 +94,35 @@ impl Body for Reply {
     fn is_end_stream(&self) -> bool {
         match self {
             Self::Whole(body) => body.is_none(),
-            Self::Stream(download) => download.inner.is_end_stream(),
+            Self::Stream(download) => download.source.is_end_stream(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match self {
             Self::Whole(body) => SizeHint::with_exact(body.as_ref().map_or(0, Bytes::len) as u64),
-            Self::Stream(download) => download.inner.size_hint(),
+            Self::Stream(download) => download.source.size_hint(),
         }
     }
 }
 
-/// An upstream's body with what it holds: its connection until the end, its request's account.
+/// An upstream's body with the account of its request.
 #[derive(Debug)]
 pub struct Download {
-    inner: Incoming,
-    lease: Option<Lease>,
+    source: Arc<Source>,
     flight: Flight,
 }
 
 impl Download {
-    pub fn new(inner: Incoming, lease: Lease, flight: Flight) -> Self {
-        let mut download = Self {
-            inner,
-            lease: Some(lease),
-            flight,
-        };
-        if download.inner.is_end_stream() {
-            download.give_back();
-        }
-        download
+    pub fn new(source: Arc<Source>, flight: Flight) -> Self {
+        Self { source, flight }
     }
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
-        match ready!(Pin::new(&mut self.inner).poll_frame(cx)) {
-            Some(Ok(frame)) => {
-                self.flight.sent_out(frame.data_ref().map_or(0, Bytes::len));
-                if self.inner.is_end_stream() {
-                    self.give_back();
-                }
-                Poll::Ready(Some(Ok(frame)))
-            }
-            Some(Err(error)) => Poll::Ready(Some(Err(io::Error::other(error)))),
-            None => {
-                self.give_back();
-                Poll::Ready(None)
-            }
+        let frame = ready!(self.source.poll(cx));
+        if let Some(Ok(data)) = frame.as_ref().map(|f| f.as_ref().map(Frame::data_ref)) {
+            self.flight.sent_out(data.map_or(0, Bytes::len));
         }
-    }
-
-    fn give_back(&mut self) {
-        if let Some(lease) = self.lease.take() {
-            lease.give_back();
-        }
+        Poll::Ready(frame)
     }
 }

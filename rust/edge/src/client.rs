@@ -3,7 +3,7 @@
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::Arc;
 use std::task::{ready, Context, Poll};
 use std::time::Duration;
@@ -23,20 +23,24 @@ pub const TICK: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub struct Client {
     pub peer: SocketAddr,
+    /// It speaks TLS to us.
+    pub secure: bool,
     received: AtomicU64,
     served: AtomicU64,
-    busy: AtomicBool,
+    /// Requests under way; HTTP/2 has many at once.
+    active: AtomicU32,
     reset: AtomicBool,
     cut: Notify,
 }
 
 impl Client {
-    pub fn new(peer: SocketAddr) -> Self {
+    pub fn new(peer: SocketAddr, secure: bool) -> Self {
         Self {
             peer,
+            secure,
             received: AtomicU64::new(0),
             served: AtomicU64::new(0),
-            busy: AtomicBool::new(false),
+            active: AtomicU32::new(0),
             reset: AtomicBool::new(false),
             cut: Notify::new(),
         }
@@ -57,19 +61,19 @@ impl Client {
     }
 
     pub fn begin(&self) {
-        self.busy.store(true, Relaxed);
+        self.active.fetch_add(1, Relaxed);
     }
 
     pub fn end(&self) {
         self.served.fetch_add(1, Relaxed);
-        self.busy.store(false, Relaxed);
+        self.active.fetch_sub(1, Relaxed);
     }
 
     fn moment(&self) -> Moment {
         Moment {
             received: self.received.load(Relaxed),
             served: self.served.load(Relaxed),
-            busy: self.busy.load(Relaxed),
+            busy: self.active.load(Relaxed) > 0,
         }
     }
 }
@@ -88,9 +92,18 @@ pub struct Patience {
     last: Moment,
     ticks: u32,
     head_begun: bool,
+    multiplexed: bool,
 }
 
 impl Patience {
+    /// For HTTP/2, where bytes may be pings and windows, and no sign of a head.
+    pub fn with_http2() -> Self {
+        Self {
+            multiplexed: true,
+            ..Self::default()
+        }
+    }
+
     pub fn ended(&mut self, client: &Client) -> bool {
         self.judge(client.moment())
     }
@@ -102,11 +115,12 @@ impl Patience {
         if moved_on {
             *self = Self {
                 last: now,
+                multiplexed: self.multiplexed,
                 ..Self::default()
             };
             return false;
         }
-        if more && !self.head_begun {
+        if more && !self.head_begun && !self.multiplexed {
             self.head_begun = true;
             self.ticks = 0;
         }
@@ -121,7 +135,7 @@ impl Patience {
     }
 }
 
-/// A client's TCP stream. TLS will be another kind of stream under the same `Client`.
+/// A client's TCP stream; where there is TLS, it lies upon this.
 #[derive(Debug)]
 pub struct ClientStream {
     tcp: TcpStream,
@@ -234,6 +248,25 @@ mod tests {
         assert!(!patience.judge(at(100, 1, false)));
         let ended = ticks_until_ended(&mut patience, |tick| at(100 + u64::from(tick), 1, false));
         assert_eq!(ended, HEAD_TICKS);
+    }
+
+    #[test]
+    fn pings_are_no_head() {
+        let mut patience = Patience::with_http2();
+        assert!(!patience.judge(at(100, 1, false)));
+        let ended = ticks_until_ended(&mut patience, |tick| at(100 + u64::from(tick), 1, false));
+        assert_eq!(ended, IDLE_TICKS);
+    }
+
+    #[test]
+    fn a_connection_is_busy_until_its_last_request_has_ended() {
+        let client = Client::new(([127, 0, 0, 1], 1).into(), true);
+        client.begin();
+        client.begin();
+        client.end();
+        assert!(client.moment().busy);
+        client.end();
+        assert!(!client.moment().busy);
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::activity::Activity;
 use crate::client::Client;
+use crate::cut::{Cut, Source};
 use crate::table::Link;
 
 /// Holds a request's place in the accounts; dropped when its answer has ended, however.
@@ -11,6 +12,8 @@ use crate::table::Link;
 pub struct Flight {
     client: Arc<Client>,
     activity: Arc<Activity>,
+    /// Its connection carries other requests as well.
+    shares: bool,
     enlisted: Option<(Arc<Link>, usize)>,
 }
 
@@ -19,19 +22,25 @@ pub struct Flight {
 pub struct Gone;
 
 impl Flight {
-    pub fn begin(client: Arc<Client>, activity: Arc<Activity>) -> Self {
+    pub fn begin(client: Arc<Client>, activity: Arc<Activity>, shares: bool) -> Self {
         client.begin();
         activity.begin();
         Self {
             client,
             activity,
+            shares,
             enlisted: None,
         }
     }
 
-    /// From here on the client's connection ends when the route does.
-    pub fn bind(&mut self, link: &Arc<Link>) -> Result<(), Gone> {
-        let key = link.enlist(Arc::clone(&self.client)).ok_or(Gone)?;
+    /// From here on what is sent to the client ends when the route does.
+    pub fn bind(&mut self, link: &Arc<Link>, source: &Arc<Source>) -> Result<(), Gone> {
+        let cut = if self.shares {
+            Cut::Stream(Arc::clone(source))
+        } else {
+            Cut::Connection(Arc::clone(&self.client))
+        };
+        let key = link.enlist(cut).ok_or(Gone)?;
         self.enlisted = Some((Arc::clone(link), key));
         Ok(())
     }

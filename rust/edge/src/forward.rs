@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 use std::sync::Arc;
 
-use hyper::body::Incoming;
+use hyper::body::{Body, Incoming};
 use hyper::header::{HeaderMap, HeaderName};
 use hyper::http::request::Parts;
 use hyper::{Method, Request, Response, StatusCode, Version};
@@ -12,9 +12,13 @@ use tokio_util::task::TaskTracker;
 use crate::answer::Answer;
 use crate::body::{Download, Reply, Upload};
 use crate::client::Client;
+use crate::cut::Source;
 use crate::flight::Flight;
 use crate::headers;
+use crate::http2;
 use crate::route::{self, SandboxId, Target, AGENT_PORT};
+use crate::sender::Protocol;
+use crate::signed::Claim;
 use crate::table::{Policy, Table};
 use crate::upgrade::Tunnel;
 use crate::upstream::{Api, Lease, Upstream};
@@ -54,10 +58,25 @@ fn admit(edge: &Edge, head: &mut Parts) -> Result<Upstream, Answer> {
     }
     headers::to_origin_form(&mut head.uri, &mut head.headers);
     match route::target(&head.headers) {
-        Ok(Target::Api) => Ok(Upstream::Api(Arc::clone(&edge.api))),
+        Ok(Target::Api) => admit_unnamed(edge, head),
         Ok(Target::Guest { id, port }) => admit_to_guest(edge, id, port, head),
         Ok(Target::Nobody(id)) => Err(unknown(edge, id)),
         Err(route::BadPort(port)) => Err(Answer::BadPort { port }),
+    }
+}
+
+/// For the API, unless it is a signed URL of a file: that is for the sandbox that signed it.
+fn admit_unnamed(edge: &Edge, head: &Parts) -> Result<Upstream, Answer> {
+    let Some(claim) = Claim::of(&head.method, &head.uri) else {
+        return Ok(Upstream::Api(Arc::clone(&edge.api)));
+    };
+    match edge
+        .table
+        .find_by_token(|token| claim.is_signed_with(token))
+    {
+        Some(route) => Ok(Upstream::guest(&route.link, AGENT_PORT)),
+        None if edge.table.knows_all() => Err(Answer::BadSignature),
+        None => Err(Answer::NotSynced),
     }
 }
 
@@ -86,8 +105,7 @@ fn admit_to_guest(
             headers::mask_host(&mut head.headers, mask, port);
         }
     }
-    let link = Arc::clone(&route.link);
-    Ok(Upstream::Guest { link, port })
+    Ok(Upstream::guest(&route.link, port))
 }
 
 fn unknown(edge: &Edge, id: String) -> Answer {
@@ -106,17 +124,10 @@ fn present_token(policy: &Policy, headers: &mut HeaderMap) -> Result<(), Refused
     if policy.public {
         return Ok(());
     }
-    let token = policy.traffic_token.as_deref().filter(|t| !t.is_empty());
-    match (token, shown) {
-        (Some(token), Some(shown)) if same(token.as_bytes(), shown.as_bytes()) => Ok(()),
+    match (&policy.traffic_token, shown) {
+        (Some(token), Some(shown)) if token.is(shown.as_bytes()) => Ok(()),
         _ => Err(Refused),
     }
-}
-
-/// Comparison whose time does not tell where two tokens differ.
-fn same(a: &[u8], b: &[u8]) -> bool {
-    let differing = a.iter().zip(b).fold(0, |sum, (x, y)| sum | (x ^ y));
-    a.len() == b.len() && std::hint::black_box(differing) == 0
 }
 
 async fn pass(
@@ -125,8 +136,15 @@ async fn pass(
     upstream: Upstream,
     mut request: Request<Incoming>,
 ) -> Result<Response<Reply>, Answer> {
-    let flight = Flight::begin(Arc::clone(&client), Arc::clone(upstream.activity()));
-    let upgrading = headers::request(request.headers_mut(), client.peer.ip());
+    let multiplexed = request.version() == Version::HTTP_2;
+    let upstream = upstream.asked_by(multiplexed && http2::is_grpc(request.headers()));
+    let activity = Arc::clone(upstream.activity());
+    let flight = Flight::begin(Arc::clone(&client), activity, multiplexed);
+    if multiplexed {
+        let chunked = upstream.speaks(Protocol::Http1) && !request.body().is_end_stream();
+        http2::to_http1(request.headers_mut(), chunked);
+    }
+    let upgrading = headers::request(request.headers_mut(), client.peer.ip(), client.secure);
     let tunnel = upgrading.then(|| Tunnel::prepare(&mut request, client));
     let request = onward(request, &upstream);
     let (response, lease) = match &upstream {
@@ -155,6 +173,10 @@ fn gone(id: SandboxId) -> Answer {
 fn onward(request: Request<Incoming>, upstream: &Upstream) -> Request<Upload> {
     let (mut parts, body) = request.into_parts();
     parts.version = Version::HTTP_11;
+    if upstream.speaks(Protocol::Http2) {
+        parts.version = Version::HTTP_2;
+        http2::to_absolute_form(&mut parts.uri, &mut parts.headers);
+    }
     parts.extensions.clear();
     let body = Upload::new(body, Arc::clone(upstream.activity()));
     Request::from_parts(parts, body)
@@ -166,14 +188,15 @@ fn deliver(
     lease: Lease,
     mut flight: Flight,
 ) -> Result<Response<Reply>, Answer> {
-    if let Upstream::Guest { link, .. } = upstream {
-        flight.bind(link).map_err(|_| gone(link.id))?;
-    }
     let (mut parts, body) = response.into_parts();
+    let source = Arc::new(Source::new(body, lease));
+    if let Upstream::Guest { link, .. } = upstream {
+        flight.bind(link, &source).map_err(|_| gone(link.id))?;
+    }
     headers::response(&mut parts.headers, false);
     parts.version = Version::HTTP_11;
     parts.extensions.clear();
-    let download = Download::new(body, lease, flight);
+    let download = Download::new(source, flight);
     Ok(Response::from_parts(
         parts,
         Reply::Stream(Box::new(download)),
@@ -183,13 +206,15 @@ fn deliver(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::secret::Secret;
     use hyper::header::HeaderValue;
 
     fn policy(public: bool, token: Option<&str>) -> Policy {
         Policy {
             public,
-            traffic_token: token.map(str::to_owned),
+            traffic_token: token.map(Secret::from),
             mask_host: None,
+            access_token: None,
         }
     }
 

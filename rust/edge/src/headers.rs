@@ -45,7 +45,7 @@ pub fn to_origin_form(uri: &mut Uri, headers: &mut HeaderMap) {
 }
 
 /// Rewrites a request for the next hop; true if it asks for a protocol upgrade.
-pub fn request(headers: &mut HeaderMap, peer: IpAddr) -> bool {
+pub fn request(headers: &mut HeaderMap, peer: IpAddr, secure: bool) -> bool {
     let kept = Kept {
         upgrade: upgrade(headers).cloned(),
         trailers: lists(headers, &TE, "trailers"),
@@ -53,7 +53,7 @@ pub fn request(headers: &mut HeaderMap, peer: IpAddr) -> bool {
     };
     strip(headers);
     headers.remove(EXPECT); // the client was told to continue by us
-    forwarded(headers, peer);
+    forwarded(headers, peer, if secure { "https" } else { "http" });
     restore(headers, kept)
 }
 
@@ -125,7 +125,7 @@ fn restore(headers: &mut HeaderMap, kept: Kept) -> bool {
 }
 
 /// Appends the peer to the chain of addresses; host and scheme as the first proxy saw them.
-fn forwarded(headers: &mut HeaderMap, peer: IpAddr) {
+fn forwarded(headers: &mut HeaderMap, peer: IpAddr, scheme: &'static str) {
     let chain = match headers.get(FORWARDED_FOR).and_then(|v| v.to_str().ok()) {
         Some(earlier) => format!("{earlier}, {peer}"),
         None => peer.to_string(),
@@ -138,7 +138,7 @@ fn forwarded(headers: &mut HeaderMap, peer: IpAddr) {
     }
     headers
         .entry(FORWARDED_PROTO)
-        .or_insert(HeaderValue::from_static("http"));
+        .or_insert(HeaderValue::from_static(scheme));
 }
 
 fn lists(headers: &HeaderMap, name: &HeaderName, token: &str) -> bool {
@@ -186,7 +186,7 @@ mod tests {
             ("expect", "100-continue"),
             ("x-kept", "1"),
         ]);
-        assert!(!request(&mut headers, PEER));
+        assert!(!request(&mut headers, PEER, false));
         let names: Vec<_> = headers.keys().map(HeaderName::as_str).collect();
         assert_eq!(names.len(), 3, "{names:?}");
         assert_eq!(value(&headers, "x-kept"), Some("1"));
@@ -199,7 +199,7 @@ mod tests {
             ("host", "a"),
             ("content-length", "3"),
         ]);
-        request(&mut headers, PEER);
+        request(&mut headers, PEER, false);
         assert_eq!(value(&headers, "host"), Some("a"));
         assert_eq!(value(&headers, "content-length"), Some("3"));
     }
@@ -207,7 +207,7 @@ mod tests {
     #[test]
     fn a_chunked_request_stays_chunked() {
         let mut headers = map(&[("transfer-encoding", "Chunked"), ("content-length", "3")]);
-        request(&mut headers, PEER);
+        request(&mut headers, PEER, false);
         assert_eq!(value(&headers, "transfer-encoding"), Some("chunked"));
         assert_eq!(value(&headers, "content-length"), None);
     }
@@ -218,27 +218,27 @@ mod tests {
             ("connection", "Keep-Alive, Upgrade"),
             ("upgrade", "websocket"),
         ]);
-        assert!(request(&mut websocket, PEER));
+        assert!(request(&mut websocket, PEER, false));
         assert_eq!(value(&websocket, "connection"), Some("upgrade"));
         assert_eq!(value(&websocket, "upgrade"), Some("websocket"));
         let mut h2c = map(&[("connection", "upgrade"), ("upgrade", "h2c")]);
-        assert!(!request(&mut h2c, PEER));
+        assert!(!request(&mut h2c, PEER, false));
         let mut unlisted = map(&[("upgrade", "websocket")]);
-        assert!(!request(&mut unlisted, PEER));
+        assert!(!request(&mut unlisted, PEER, false));
         assert_eq!(value(&unlisted, "upgrade"), None);
     }
 
     #[test]
     fn trailers_are_still_accepted_if_the_client_accepts_them() {
         let mut headers = map(&[("te", "gzip, trailers")]);
-        request(&mut headers, PEER);
+        request(&mut headers, PEER, false);
         assert_eq!(value(&headers, "te"), Some("trailers"));
     }
 
     #[test]
     fn the_chain_of_addresses_grows_and_the_first_host_stays() {
         let mut first = map(&[("host", "80-x.example.org")]);
-        request(&mut first, PEER);
+        request(&mut first, PEER, false);
         assert_eq!(value(&first, "x-forwarded-for"), Some("192.0.2.7"));
         assert_eq!(value(&first, "x-forwarded-host"), Some("80-x.example.org"));
         assert_eq!(value(&first, "x-forwarded-proto"), Some("http"));
@@ -248,13 +248,20 @@ mod tests {
             ("x-forwarded-host", "b"),
             ("x-forwarded-proto", "https"),
         ]);
-        request(&mut second, PEER);
+        request(&mut second, PEER, false);
         assert_eq!(
             value(&second, "x-forwarded-for"),
             Some("198.51.100.1, 192.0.2.7")
         );
         assert_eq!(value(&second, "x-forwarded-host"), Some("b"));
         assert_eq!(value(&second, "x-forwarded-proto"), Some("https"));
+    }
+
+    #[test]
+    fn a_request_over_tls_came_by_https() {
+        let mut headers = HeaderMap::new();
+        request(&mut headers, PEER, true);
+        assert_eq!(value(&headers, "x-forwarded-proto"), Some("https"));
     }
 
     #[test]

@@ -7,14 +7,20 @@ mod activity; // counters
 mod answer; // what the edge says by itself
 mod body; // bodies, streamed at the pace of the slower side
 mod client; // the client's stream, and the handle by which others end it
+mod cut; // ending what is open on a route that went
 mod flight; // one request under way, accounted for
 mod forward; // the path of one request
 mod headers; // what changes between two hops (pure)
+mod http2; // HTTP/2's way of saying things, and ours (pure)
 mod listen; // public listeners, one task for each connection
 mod netns; // sockets in a sandbox's network namespace
 mod pool; // connections waiting for their next request
 mod route; // whom it is for (pure)
+mod secret; // tokens
+mod sender; // one upstream connection between requests
+mod signed; // file URLs that name their sandbox by a signature only (pure)
 mod table; // the sandboxes there are
+mod tls; // the certificate of the listeners
 mod upgrade; // what leaves HTTP: WebSocket
 mod upstream; // guests and the API server, asked over pooled connections
 
@@ -43,9 +49,11 @@ use forward::Edge;
 use listen::Door;
 use options::Options;
 use table::Table;
+use tls::Tls;
 use upstream::Api;
 
-/// How often pools are looked through for connections that nobody will use again.
+/// How often pools are looked through for connections that nobody will use again, and TLS files
+/// for a change.
 const SWEEP: Duration = Duration::from_secs(15);
 /// Descriptors kept for listeners, control, namespaces and name resolution.
 const RESERVED: u64 = 1024;
@@ -90,6 +98,12 @@ fn raise_file_limit() -> io::Result<u64> {
 async fn run(options: Options, files: u64) -> io::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
+    let tls = options
+        .tls
+        .clone()
+        .map(Tls::load)
+        .transpose()?
+        .map(Arc::new);
     let listeners = bind(&options)?;
     let (control, place) = control::bind(&options.control)?;
     announce(&listeners)?;
@@ -106,8 +120,16 @@ async fn run(options: Options, files: u64) -> io::Result<()> {
         draining: draining.clone(),
     };
     tokio::spawn(control::serve(control, place, ops));
-    tokio::spawn(sweep(Arc::clone(&edge)));
-    open_doors(&edge, listeners, &draining, files);
+    tokio::spawn(sweep(Arc::clone(&edge), tls.clone()));
+    let door = Door {
+        edge: Arc::clone(&edge),
+        tls,
+        room: Arc::new(Semaphore::new(room(files))),
+        draining: draining.clone(),
+    };
+    for listener in listeners {
+        tokio::spawn(listen::accept(listener, door.clone()));
+    }
     tokio::select! {
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
@@ -139,28 +161,20 @@ fn announce(listeners: &[TcpListener]) -> io::Result<()> {
     writeln!(io::stdout(), "{line}")
 }
 
-fn open_doors(
-    edge: &Arc<Edge>,
-    listeners: Vec<TcpListener>,
-    draining: &CancellationToken,
-    files: u64,
-) {
-    let connections = files.saturating_sub(RESERVED).max(RESERVED) / 2; // client and upstream
+/// How many clients may be connected at once: each may need an upstream connection, too.
+fn room(files: u64) -> usize {
+    let connections = files.saturating_sub(RESERVED).max(RESERVED) / 2;
     let connections = usize::try_from(connections).unwrap_or(Semaphore::MAX_PERMITS);
-    let door = Door {
-        edge: Arc::clone(edge),
-        room: Arc::new(Semaphore::new(connections.min(Semaphore::MAX_PERMITS))),
-        draining: draining.clone(),
-    };
-    for listener in listeners {
-        tokio::spawn(listen::accept(listener, door.clone()));
-    }
+    connections.min(Semaphore::MAX_PERMITS)
 }
 
-async fn sweep(edge: Arc<Edge>) {
+async fn sweep(edge: Arc<Edge>, tls: Option<Arc<Tls>>) {
     let mut ticks = interval(SWEEP);
     loop {
         ticks.tick().await;
+        if let Some(tls) = &tls {
+            tls.renew();
+        }
         edge.api.pool.sweep();
         for route in edge.table.all() {
             route.link.pool.sweep();

@@ -6,14 +6,19 @@ use std::time::Duration;
 
 use lexopt::prelude::*;
 
+use crate::tls::Pair;
+
 pub const USAGE: &str = "usage: agentenv-edge --listen ADDRESS:PORT [--listen ...] \
---api unix:PATH --control PATH [--api-wait SECONDS] [--drain SECONDS]";
+--api unix:PATH --control PATH [--tls-cert PATH --tls-key PATH] [--api-wait SECONDS] \
+[--drain SECONDS]";
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
     pub listen: Vec<SocketAddr>,
     pub api: PathBuf,
     pub control: PathBuf,
+    /// With it every listener speaks TLS.
+    pub tls: Option<Pair>,
     /// How long a request waits for an API server that does not accept.
     pub api_wait: Duration,
     /// How long SIGTERM waits for requests under way.
@@ -23,12 +28,15 @@ pub struct Options {
 impl Options {
     pub fn parse(mut parser: lexopt::Parser) -> Result<Self, lexopt::Error> {
         let (mut listen, mut api, mut control) = (Vec::new(), None, None);
+        let (mut cert, mut key) = (None, None);
         let (mut api_wait, mut drain) = (Duration::from_secs(10), Duration::from_secs(30));
         while let Some(argument) = parser.next()? {
             match argument {
                 Long("listen") => listen.push(parser.value()?.parse()?),
                 Long("api") => api = Some(parser.value()?.parse_with(unix_path)?),
                 Long("control") => control = Some(PathBuf::from(parser.value()?)),
+                Long("tls-cert") => cert = Some(PathBuf::from(parser.value()?)),
+                Long("tls-key") => key = Some(PathBuf::from(parser.value()?)),
                 Long("api-wait") => api_wait = parser.value()?.parse_with(seconds)?,
                 Long("drain") => drain = parser.value()?.parse_with(seconds)?,
                 other => return Err(other.unexpected()),
@@ -41,9 +49,18 @@ impl Options {
             listen,
             api: api.ok_or("--api is missing")?,
             control: control.ok_or("--control is missing")?,
+            tls: pair(cert, key)?,
             api_wait,
             drain,
         })
+    }
+}
+
+fn pair(cert: Option<PathBuf>, key: Option<PathBuf>) -> Result<Option<Pair>, &'static str> {
+    match (cert, key) {
+        (Some(cert), Some(key)) => Ok(Some(Pair { cert, key })),
+        (None, None) => Ok(None),
+        _ => Err("--tls-cert and --tls-key are given both or neither"),
     }
 }
 
@@ -70,13 +87,16 @@ mod tests {
     #[test]
     fn all_of_it() {
         let options = parse(
-            "--listen 127.0.0.1:0 --listen [::1]:80 --api unix:/a --control /b --api-wait 0.5 --drain 2",
+            "--listen 127.0.0.1:0 --listen [::1]:80 --api unix:/a --control /b --api-wait 0.5 --drain 2 \
+             --tls-cert /c --tls-key /k",
         )
         .expect("a legal command line");
         assert_eq!(options.listen.len(), 2);
         assert_eq!(options.api, PathBuf::from("/a"));
         assert_eq!(options.api_wait, Duration::from_millis(500));
         assert_eq!(options.drain, Duration::from_secs(2));
+        let (cert, key) = (PathBuf::from("/c"), PathBuf::from("/k"));
+        assert_eq!(options.tls, Some(Pair { cert, key }));
     }
 
     #[test]
@@ -86,6 +106,10 @@ mod tests {
             ("--listen 127.0.0.1:0 --control /b", "--api"),
             ("--listen 127.0.0.1:0 --api /a --control /b", "unix:PATH"),
             ("--listen nowhere --api unix:/a --control /b", "nowhere"),
+            (
+                "--listen 127.0.0.1:0 --api unix:/a --control /b --tls-cert /c",
+                "--tls-key",
+            ),
             (
                 "--listen 127.0.0.1:0 --api unix:/a --control /b --drain -1",
                 "below 0",

@@ -3,17 +3,17 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use hyper::client::conn::http1::SendRequest;
 use parking_lot::Mutex;
 
-use crate::body::Upload;
+use crate::sender::{Protocol, Sender};
 
-pub type Sender = SendRequest<Upload>;
+/// A port of the upstream, and what is spoken there.
+pub type Place = (u16, Protocol);
 
 const MAX_IDLE: usize = 256;
 const MAX_AGE: Duration = Duration::from_secs(60);
 
-/// Idle connections by port, bounded in number and age.
+/// Idle connections by place, bounded in number and age.
 #[derive(Debug, Default)]
 pub struct Pool {
     idle: Mutex<Idle>,
@@ -21,7 +21,7 @@ pub struct Pool {
 
 #[derive(Debug, Default)]
 struct Idle {
-    ports: HashMap<u16, Vec<Waiting>>,
+    places: HashMap<Place, Vec<Waiting>>,
     closed: bool,
 }
 
@@ -33,9 +33,9 @@ struct Waiting {
 
 impl Pool {
     /// The connection used last that is usable and has waited no longer than `oldest`.
-    pub fn take(&self, port: u16, oldest: Duration) -> Option<Sender> {
+    pub fn take(&self, place: Place, oldest: Duration) -> Option<Sender> {
         let mut idle = self.idle.lock();
-        let waiting = idle.ports.get_mut(&port)?;
+        let waiting = idle.places.get_mut(&place)?;
         while let Some(next) = waiting.pop() {
             if next.since.elapsed() > oldest {
                 waiting.push(next); // younger ones there are none: they lie on top
@@ -48,12 +48,12 @@ impl Pool {
         None
     }
 
-    pub fn put(&self, port: u16, sender: Sender) {
+    pub fn put(&self, place: Place, sender: Sender) {
         let mut idle = self.idle.lock();
         if idle.closed || sender.is_closed() {
             return;
         }
-        let waiting = idle.ports.entry(port).or_default();
+        let waiting = idle.places.entry(place).or_default();
         if waiting.len() < MAX_IDLE {
             let since = Instant::now();
             waiting.push(Waiting { sender, since });
@@ -62,7 +62,7 @@ impl Pool {
 
     /// Drops connections that were closed meanwhile or waited too long.
     pub fn sweep(&self) {
-        self.idle.lock().ports.retain(|_, waiting| {
+        self.idle.lock().places.retain(|_, waiting| {
             waiting.retain(|w| !w.sender.is_closed() && w.since.elapsed() < MAX_AGE);
             !waiting.is_empty()
         });
@@ -71,6 +71,6 @@ impl Pool {
     pub fn close(&self) {
         let mut idle = self.idle.lock();
         idle.closed = true;
-        idle.ports.clear();
+        idle.places.clear();
     }
 }

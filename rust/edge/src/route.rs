@@ -125,9 +125,9 @@ pub fn is_internal(path: &str) -> bool {
     matches!(segments[..], [only] if INTERNAL.iter().any(|p| only.eq_ignore_ascii_case(p)))
 }
 
-fn percent_decoded(path: &str) -> String {
-    let mut out = Vec::with_capacity(path.len());
-    let mut rest = path.as_bytes();
+pub fn percent_decoded(text: &str) -> String {
+    let mut out = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
     while let Some((&byte, tail)) = rest.split_first() {
         let decoded = (byte == b'%').then(|| hex_pair(tail)).flatten();
         out.push(decoded.unwrap_or(byte));

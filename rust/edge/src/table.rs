@@ -13,10 +13,11 @@ use slab::Slab;
 use tokio_util::sync::CancellationToken;
 
 use crate::activity::Activity;
-use crate::client::Client;
+use crate::cut::Cut;
 use crate::netns::NetNs;
 use crate::pool::Pool;
 use crate::route::SandboxId;
+use crate::secret::Secret;
 
 /// A route as the control client states it.
 #[derive(Debug, Clone, Deserialize)]
@@ -42,9 +43,12 @@ pub struct Policy {
     #[serde(default = "yes")]
     pub public: bool,
     #[serde(default)]
-    pub traffic_token: Option<String>,
+    pub traffic_token: Option<Secret>,
     #[serde(default)]
     pub mask_host: Option<String>,
+    /// The agent's, for finding whose a signed URL is.
+    #[serde(default)]
+    pub access_token: Option<Secret>,
 }
 
 fn yes() -> bool {
@@ -67,7 +71,7 @@ pub struct Link {
     /// Cancelled when the route is dropped.
     pub gone: CancellationToken,
     reach: Reach,
-    streams: Mutex<Slab<Arc<Client>>>,
+    streams: Mutex<Slab<Cut>>,
 }
 
 impl Link {
@@ -87,10 +91,10 @@ impl Link {
         SocketAddr::new(self.reach.address, port)
     }
 
-    /// Notes a client that is being streamed to, to be cut if the route goes; None: it has gone.
-    pub fn enlist(&self, client: Arc<Client>) -> Option<usize> {
+    /// Notes what is being streamed, to be cut if the route goes; None: it has gone.
+    pub fn enlist(&self, stream: Cut) -> Option<usize> {
         let mut streams = self.streams.lock();
-        (!self.gone.is_cancelled()).then(|| streams.insert(client))
+        (!self.gone.is_cancelled()).then(|| streams.insert(stream))
     }
 
     pub fn discharge(&self, key: usize) {
@@ -103,8 +107,8 @@ impl Link {
             self.gone.cancel(); // under the lock: after it nobody enlists
             std::mem::take(&mut *streams)
         };
-        for (_, client) in streams {
-            client.cut();
+        for (_, stream) in streams {
+            stream.now();
         }
         self.pool.close();
     }
@@ -128,6 +132,12 @@ impl Table {
 
     pub fn all(&self) -> Vec<Arc<Route>> {
         self.routes.read().values().cloned().collect()
+    }
+
+    /// The sandbox whose token this is true of.
+    pub fn find_by_token(&self, is_it: impl Fn(&Secret) -> bool) -> Option<Arc<Route>> {
+        let mut routes = self.all().into_iter(); // not under the lock: there may be many
+        routes.find(|route| route.policy.access_token.as_ref().is_some_and(&is_it))
     }
 
     /// Adds or replaces; connections of the same generation, namespace and address stay.

@@ -6,18 +6,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hyper::body::Incoming;
-use hyper::client::conn::http1;
 use hyper::{Request, Response};
-use hyper_util::rt::TokioIo;
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpSocket, UnixStream};
 use tokio::time::{sleep, timeout, timeout_at, Instant};
 
 use crate::activity::Activity;
 use crate::answer::Answer;
 use crate::body::Upload;
-use crate::pool::{Pool, Sender};
+use crate::pool::{Place, Pool};
 use crate::route::AGENT_PORT;
+use crate::sender::{Protocol, Sender, Unanswered};
 use crate::table::Link;
 
 /// A guest under emulation may take seconds to answer a SYN.
@@ -29,7 +27,6 @@ const KNOCK: Duration = Duration::from_millis(50);
 const SURELY_OPEN: Duration = Duration::from_secs(4);
 /// How long the rest of an upload may take after its answer, for the connection to be kept.
 const SETTLE: Duration = Duration::from_secs(5);
-const BUFFER: usize = 256 * 1024;
 
 /// The API server on its unix socket.
 #[derive(Debug)]
@@ -84,10 +81,33 @@ fn is_away(error: &io::Error) -> bool {
 #[derive(Debug, Clone)]
 pub enum Upstream {
     Api(Arc<Api>),
-    Guest { link: Arc<Link>, port: u16 },
+    Guest {
+        link: Arc<Link>,
+        port: u16,
+        protocol: Protocol,
+    },
 }
 
 impl Upstream {
+    pub fn guest(link: &Arc<Link>, port: u16) -> Self {
+        Self::Guest {
+            link: Arc::clone(link),
+            port,
+            protocol: Protocol::Http1,
+        }
+    }
+
+    /// gRPC is nothing without HTTP/2; our own servers do not speak it.
+    pub fn asked_by(mut self, grpc: bool) -> Self {
+        match &mut self {
+            Self::Guest { port, protocol, .. } if grpc && *port != AGENT_PORT => {
+                *protocol = Protocol::Http2;
+            }
+            _ => {}
+        }
+        self
+    }
+
     pub fn activity(&self) -> &Arc<Activity> {
         match self {
             Self::Api(api) => &api.activity,
@@ -116,56 +136,62 @@ impl Upstream {
         done.map_err(|(error, _)| self.broken(&error))
     }
 
-    fn pool(&self) -> (&Pool, u16) {
+    pub fn speaks(&self, asked: Protocol) -> bool {
+        self.pool().1 .1 == asked
+    }
+
+    fn pool(&self) -> (&Pool, Place) {
         match self {
-            Self::Api(api) => (&api.pool, 0),
-            Self::Guest { link, port } => (&link.pool, *port),
+            Self::Api(api) => (&api.pool, (0, Protocol::Http1)),
+            Self::Guest {
+                link,
+                port,
+                protocol,
+            } => (&link.pool, (*port, *protocol)),
         }
     }
 
     fn pooled(&self, repeatable: bool) -> Option<Sender> {
-        let (pool, port) = self.pool();
-        let patient = repeatable || port == AGENT_PORT; // our agent never closes first
-        pool.take(port, if patient { Duration::MAX } else { SURELY_OPEN })
+        let (pool, place) = self.pool();
+        let patient = repeatable || place.0 == AGENT_PORT; // our agent never closes first
+        pool.take(place, if patient { Duration::MAX } else { SURELY_OPEN })
     }
 
     async fn put(
         &self,
         mut sender: Sender,
         request: Request<Upload>,
-    ) -> Result<(Response<Incoming>, Lease), (hyper::Error, Option<Request<Upload>>)> {
-        match sender.try_send_request(request).await {
-            Ok(response) => {
-                let upstream = self.clone();
-                Ok((response, Lease { upstream, sender }))
-            }
-            Err(mut error) => {
-                let unsent = error.take_message();
-                Err((error.into_error(), unsent))
-            }
-        }
+    ) -> Result<(Response<Incoming>, Lease), Unanswered> {
+        let response = sender.send(request).await?;
+        let upstream = self.clone();
+        Ok((response, Lease { upstream, sender }))
     }
 
     async fn connect(&self) -> Result<Sender, Answer> {
-        match self {
+        let begun = match self {
             Self::Api(api) => {
                 let stream = api.connect().await.map_err(|_| Answer::ApiAway)?;
-                handshake(stream).await.map_err(|error| self.broken(&error))
+                Sender::begin(stream, Protocol::Http1).await
             }
-            Self::Guest { link, port } => {
+            Self::Guest {
+                link,
+                port,
+                protocol,
+            } => {
                 let stream = dial(link, *port)
                     .await
                     .map_err(|error| unreachable(link, *port, &error))?;
-                handshake(stream).await.map_err(|error| self.broken(&error))
+                Sender::begin(stream, *protocol).await
             }
-        }
+        };
+        begun.map_err(|error| self.broken(&error))
     }
 
     fn broken(&self, error: &hyper::Error) -> Answer {
         let why = error.to_string();
         match self {
             Self::Api(_) => Answer::ApiBroken { why },
-            Self::Guest { link, port } => Answer::Broken {
+            Self::Guest { link, port, .. } => Answer::Broken {
                 id: link.id.as_str().to_owned(),
                 port: *port,
                 why,
@@ -188,16 +214,16 @@ impl Lease {
             mut sender,
         } = self;
         if sender.is_ready() {
-            let (pool, port) = upstream.pool();
-            return pool.put(port, sender);
+            let (pool, place) = upstream.pool();
+            return pool.put(place, sender);
         }
         if sender.is_closed() {
             return;
         }
         tokio::spawn(async move {
             if let Ok(Ok(())) = timeout(SETTLE, sender.ready()).await {
-                let (pool, port) = upstream.pool();
-                pool.put(port, sender);
+                let (pool, place) = upstream.pool();
+                pool.put(place, sender);
             }
         });
     }
@@ -210,6 +236,7 @@ fn twin(request: &Request<Upload>) -> Option<Request<Upload>> {
     repeatable.then(|| {
         let mut twin = Request::new(request.body().without_data());
         *twin.method_mut() = request.method().clone();
+        *twin.version_mut() = request.version();
         *twin.uri_mut() = request.uri().clone();
         *twin.headers_mut() = request.headers().clone();
         twin
@@ -236,16 +263,4 @@ fn unreachable(link: &Link, port: u16, error: &io::Error) -> Answer {
             why: error.to_string(),
         },
     }
-}
-
-async fn handshake<S>(stream: S) -> hyper::Result<Sender>
-where
-    S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
-{
-    let (sender, connection) = http1::Builder::new()
-        .max_buf_size(BUFFER)
-        .handshake(TokioIo::new(stream))
-        .await?;
-    tokio::spawn(connection.with_upgrades()); // its errors reach the request it carries
-    Ok(sender)
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -12,13 +13,15 @@ from tests.integration.edge import rig
 
 
 def _left_over() -> set[str]:
-    named = {f"netns {p.name}" for p in Path("/run/netns").glob("edge-*")}
+    """Of this run only: others may test on the machine at the same time."""
+    named = {f"netns {p.name}" for p in Path("/run/netns").glob(f"edge-?{os.getpid()}-*")}
+    mark = "=".join(next(iter(rig.MARK.items()))).encode() + b"\0"
     for entry in Path("/proc").glob("[0-9]*"):
         try:
-            words = (entry / "cmdline").read_bytes()
+            environ = (entry / "environ").read_bytes()
         except OSError:
             continue
-        if b"agentenv-edge\0" in words or b"edge/guest.py\0" in words:
+        if mark in environ:
             named.add(f"process {entry.name}")
     return named
 

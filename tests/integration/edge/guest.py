@@ -14,6 +14,7 @@ import websockets
 CHUNK = bytes(range(256)) * 256  # 64 KiB
 left_early = 0
 connections = 0
+ended = 0
 requests = 0
 
 
@@ -71,12 +72,17 @@ async def answer(reader, writer, method, path, headers, raw) -> None:
         return
     pieces = [piece async for piece in body_of(reader, headers)]
     received = sum(map(len, pieces))
-    if path == "/seen":
+    if path in ("/seen", "/files"):
         seen = {"method": method, "headers": headers, "raw": raw, "body": received}
         whole(writer, json.dumps(seen).encode())
     elif path == "/counts":
-        counts = {"connections": connections, "left_early": left_early, "requests": requests}
+        counts = {"connections": connections, "ended": ended}
+        counts |= {"left_early": left_early, "requests": requests}
         whole(writer, json.dumps(counts).encode())
+    elif path == "/trailers":
+        begin(writer)
+        chunk(writer, b"body")
+        writer.write(b"0\r\nX-Sum: 7\r\n\r\n")
     elif path == "/bytes":
         whole_length = int(query)
         writer.write(f"HTTP/1.1 200 OK\r\nContent-Length: {whole_length}\r\n\r\n".encode())
@@ -110,7 +116,7 @@ async def answer(reader, writer, method, path, headers, raw) -> None:
 
 
 async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    global connections, requests
+    global connections, ended, requests
     connections += 1
     try:
         while head := await head_of(reader):
@@ -120,6 +126,7 @@ async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
     except (ConnectionError, asyncio.IncompleteReadError):
         pass
     finally:
+        ended += 1
         writer.close()
 
 

@@ -14,12 +14,13 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from agentenv.node.edge import EdgeClient, Route, edge_argv
+from agentenv.node.edge import EdgeClient, Route, Traffic, edge_argv
 
 REPOSITORY = Path(__file__).parents[3]
 GUEST, GATEWAY = "10.233.0.2", "10.233.0.1"
-PORT, WEBSOCKET_PORT = 8080, 8081
+PORT, WEBSOCKET_PORT, AGENT_PORT = 8080, 8081, 49983
 ID = "abcd0123456789efghij"
+MARK = {"EDGE_TESTS_OF": str(os.getpid())}  # by which what was left is known
 _numbers = itertools.count()
 
 
@@ -74,10 +75,13 @@ def slot():
 
 
 @contextlib.asynccontextmanager
-async def process(*argv: str | Path) -> AsyncIterator[asyncio.subprocess.Process]:
+async def process(*argv: str | Path, stderr=None) -> AsyncIterator[asyncio.subprocess.Process]:
     """A process whose first line is out; killed at the end."""
     child = await asyncio.create_subprocess_exec(
-        *map(str, argv), stdout=asyncio.subprocess.PIPE, env=os.environ | {"PYTHONUNBUFFERED": "1"}
+        *map(str, argv),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=stderr,
+        env=os.environ | MARK | {"PYTHONUNBUFFERED": "1"},
     )
     try:
         yield child
@@ -88,9 +92,9 @@ async def process(*argv: str | Path) -> AsyncIterator[asyncio.subprocess.Process
 
 
 @contextlib.asynccontextmanager
-async def guest_server(slot: Slot):
+async def guest_server(slot: Slot, port: int = PORT):
     script = Path(__file__).with_name("guest.py")
-    words = (sys.executable, script, GUEST, PORT, WEBSOCKET_PORT)
+    words = (sys.executable, script, GUEST, port, WEBSOCKET_PORT)
     async with process("ip", "netns", "exec", slot.guest, *map(str, words)) as child:
         assert await child.stdout.readline() == b"ready\n"
         yield child
@@ -102,10 +106,11 @@ class Edge:
     port: int
     folder: Path
     control: EdgeClient
+    scheme: str = "http"
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"{self.scheme}://127.0.0.1:{self.port}"
 
     @property
     def api(self) -> Path:
@@ -117,6 +122,13 @@ class Edge:
         line = next(line for line in status.splitlines() if line.startswith("VmRSS"))
         return int(line.split()[1]) * 1024
 
+    async def all_ended(self, sandbox_id: str) -> Traffic:
+        """The figures of a sandbox once nothing is under way; a client may see the end earlier."""
+        async with asyncio.timeout(10):
+            while (traffic := (await self.control.stats()).sandboxes[sandbox_id]).active:
+                await asyncio.sleep(0.01)
+        return traffic
+
     def terminate(self) -> None:
         self.child.send_signal(signal.SIGTERM)
 
@@ -124,22 +136,26 @@ class Edge:
         return await asyncio.open_connection("127.0.0.1", self.port)
 
 
-def argv(folder: Path, *, port: int = 0, **waits: float) -> tuple[str, ...]:
+def argv(folder: Path, *, port: int = 0, **options) -> tuple[str, ...]:
     return edge_argv(
         edge_binary(),
         listen=[f"127.0.0.1:{port}"],
         api=folder / "api.sock",
         control=folder / "control.sock",
-        **waits,
+        **options,
     )
 
 
 @contextlib.asynccontextmanager
-async def edge(folder: Path, *, port: int = 0, api_wait: float = 10, drain: float = 5):
-    async with process(*argv(folder, port=port, api_wait=api_wait, drain=drain)) as child:
+async def edge(
+    folder: Path, *, port: int = 0, api_wait: float = 10, drain: float = 5, tls=None, stderr=None
+):
+    words = argv(folder, port=port, api_wait=api_wait, drain=drain, tls=tls)
+    async with process(*words, stderr=stderr) as child:
         ready = json.loads(await child.stdout.readline())
         bound = int(ready["listen"][0].rpartition(":")[2])
-        running = Edge(child, bound, folder, EdgeClient(folder / "control.sock"))
+        control = EdgeClient(folder / "control.sock")
+        running = Edge(child, bound, folder, control, "https" if tls else "http")
         try:
             yield running
         finally:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,7 @@ async def test_operations_as_they_go_over_the_wire(client, tmp_path):
                     "public": True,
                     "traffic_token": None,
                     "mask_host": None,
+                    "access_token": None,
                 }
             },
         ),
@@ -160,6 +162,11 @@ async def test_a_cancelled_call_does_not_leave_its_reply_to_the_next(tmp_path):
     server.close()
 
 
+def test_tokens_are_not_shown():
+    route = replace(ROUTE, traffic_token="secret", access_token="secret")
+    assert "secret" not in repr(route)
+
+
 def test_the_command_line():
     argv = edge_argv(
         Path("/bin/edge"),
@@ -173,3 +180,11 @@ def test_the_command_line():
         *("--listen", "127.0.0.1:8000", "--listen", "[::1]:8000"),
         *("--api", "unix:/run/api", "--control", "/run/ctl", "--api-wait", "0.5", "--drain", "30"),
     )
+    with_tls = edge_argv(
+        Path("/bin/edge"),
+        listen=[],
+        api=Path("/run/api"),
+        control=Path("/run/ctl"),
+        tls=(Path("/c"), Path("/k")),
+    )
+    assert with_tls[-4:] == ("--tls-cert", "/c", "--tls-key", "/k")

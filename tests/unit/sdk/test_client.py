@@ -40,3 +40,20 @@ def test_the_key_comes_from_the_environment_or_the_home(tmp_path: Path, monkeypa
     assert Address.find(None, tmp_path, "h:1") == Address("http://h:1", "k")
     monkeypatch.setenv("AENV_API_KEY", "other")
     assert Address.find("http://x", tmp_path, "h:1") == Address("http://x", "other")
+
+
+def test_a_server_with_tls_is_found_by_https(tmp_path: Path, monkeypatch):
+    monkeypatch.delenv("AENV_URL", raising=False)
+    monkeypatch.setenv("AENV_API_KEY", "k")
+    assert Address.find(None, tmp_path, "h:1", "https") == Address("https://h:1", "k")
+
+
+@pytest.mark.parametrize("text", [None, "no certificate"])
+def test_a_bad_ca_file_is_named(tmp_path: Path, monkeypatch, text):
+    path = tmp_path / "ca.pem"
+    if text:
+        path.write_text(text)
+    monkeypatch.setenv("AENV_CA_FILE", str(path))
+    with pytest.raises(UserError) as caught:
+        Client(Address("https://h:1", "k"))
+    assert caught.value.code == "bad_ca_file" and str(path) in caught.value.message
