@@ -13,7 +13,7 @@ import errno
 import os
 import stat
 import tarfile
-from collections.abc import AsyncGenerator, AsyncIterable, Callable
+from collections.abc import AsyncGenerator, AsyncIterable
 from pathlib import Path
 from typing import IO
 
@@ -186,7 +186,7 @@ class Unpacker:
 
     def run(self, fd: int) -> None:
         with open(fd, "rb", buffering=CHUNK) as source:
-            with tarfile.open(fileobj=source, mode="r|") as tar:
+            with _Reader.open(fileobj=source, mode="r|") as tar:
                 for info in tar:
                     self._extract(tar, info)
                 for info in reversed(self._folders):  # their content has changed their times
@@ -215,7 +215,7 @@ class Unpacker:
             with contextlib.suppress(FileExistsError):
                 place.mkdir(mode=0o700)  # its own mode comes at the end
             return tar.chown(info, str(place), numeric_owner=True)
-        tar.extract(info, self._folder, numeric_owner=True, filter=_as_it_is)
+        tar.extract(info, self._folder, numeric_owner=True)
         return None
 
     def _path(self, info: tarfile.TarInfo) -> str:
@@ -236,4 +236,9 @@ class Unpacker:
                 raise ValueError(f"{name!r} lies behind {place}, which is no folder")
 
 
-_as_it_is: Callable[[tarfile.TarInfo, str], tarfile.TarInfo] = tarfile.fully_trusted_filter
+class _Reader(tarfile.TarFile):
+    """The library's own filters (3.11.4 and later) would alter what we have looked at already."""
+
+    @staticmethod
+    def extraction_filter(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo:  # noqa: ARG004
+        return member
