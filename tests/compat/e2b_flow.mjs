@@ -81,6 +81,60 @@ const steps = {
     assert.ok(seen.includes('30 100'), seen)
   },
 
+  async signedUrlsNeedNothingElse() {
+    const form = new FormData()
+    form.append('file', new Blob(['by url']))
+    const up = await fetch(await sandbox.uploadUrl('/tmp/flow/signed'), { method: 'POST', body: form })
+    assert.equal(up.status, 200, await up.text())
+    const url = await sandbox.downloadUrl('/tmp/flow/signed', { useSignatureExpiration: 60 })
+    assert.equal(await (await fetch(url)).text(), 'by url')
+  },
+
+  async metricsAndNetwork() {
+    let samples = []
+    const deadline = Date.now() + 30_000
+    while (samples.length === 0) {
+      assert.ok(Date.now() < deadline)
+      samples = await sandbox.getMetrics()
+    }
+    assert.ok(samples[0].memTotal > samples[0].memUsed)
+    await sandbox.updateNetwork({ denyOut: ['0.0.0.0/0'], allowOut: ['192.0.2.1'] })
+    assert.deepEqual((await sandbox.getInfo()).network.denyOut, ['0.0.0.0/0'])
+    await sandbox.updateNetwork({})
+  },
+
+  async webSocketsReachAPort() {
+    const echo = `
+import base64, hashlib, socket
+server = socket.create_server(('0.0.0.0', 8200))
+print('up', flush=True)
+while True:
+    peer = server.accept()[0]
+    head = b''
+    while b'\\r\\n\\r\\n' not in head: head += peer.recv(4096)
+    key = [l.split(b': ')[1] for l in head.split(b'\\r\\n') if l.lower().startswith(b'sec-websocket-key')][0]
+    accept = base64.b64encode(hashlib.sha1(key + b'258EAFA5-E914-47DA-95CA-C5AB0DC85B11').digest())
+    peer.sendall(b'HTTP/1.1 101 X\\r\\nUpgrade: websocket\\r\\nConnection: Upgrade\\r\\nSec-WebSocket-Accept: ' + accept + b'\\r\\n\\r\\n')
+    peer.sendall(b'\\x81\\x05hello')
+`
+    await sandbox.files.write('/tmp/flow/echo.py', echo)
+    let up = ''
+    const handle = await sandbox.commands.run('python3 /tmp/flow/echo.py', {
+      background: true,
+      onStdout: (text) => { up += text },
+    })
+    await until(() => up === 'up\n')
+    const port = new URL(process.env.E2B_SANDBOX_URL).port
+    const socket = new WebSocket(`ws://127.0.0.1:${port}/`, {
+      headers: { 'E2b-Sandbox-Id': sandbox.sandboxId, 'E2b-Sandbox-Port': '8200' },
+    })
+    let heard = ''
+    socket.onmessage = (event) => { heard += event.data }
+    await until(() => heard === 'hello')
+    socket.close()
+    await handle.kill()
+  },
+
   async infoListTimeoutAndKill() {
     assert.equal((await sandbox.getInfo()).metadata.purpose, 'compat test')
     await sandbox.setTimeout(900_000)

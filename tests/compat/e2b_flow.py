@@ -4,10 +4,14 @@
 prints its name when it held; the first that does not ends the script with a traceback.
 """
 
+import datetime
 import hashlib
+import json
 import os
 import threading
 import time
+import urllib.error
+import urllib.request
 
 import e2b
 from e2b import (
@@ -126,6 +130,10 @@ def terminals_resize_interrupt_and_end(sbx):
     until(b"50 120")
     sbx.pty.send_stdin(handle.pid, b"echo sle$((1 + 1))ping; sleep 1000\n")
     until(b"sle2ping")
+    # bash loses an interrupt that comes between its fork and the program's start.
+    deadline = time.monotonic() + 60
+    while "\nsleep 1000\n" not in sbx.commands.run("ps ax -o args").stdout:
+        assert time.monotonic() < deadline
     sbx.pty.send_stdin(handle.pid, b"\x03")
     # A line over 4 KiB needs the shell's own line editing, which comes with its prompt.
     until(b"# ", at_end=True)
@@ -256,6 +264,99 @@ def list_info_and_extension(sbx):
     again = Sandbox.connect(sbx.sandbox_id, timeout=60)
     assert again.commands.run("echo again").stdout == "again\n"
     assert sbx.get_info().end_at == extended, "connect shortened the life"
+
+
+def fetch(url, data=None, **headers):
+    """As any HTTP client does: no header of E2B's."""
+    request = urllib.request.Request(url, data=data, headers=headers)
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read()
+
+
+@step
+def signed_urls_need_nothing_else(sbx):
+    form = {"Content-Type": "multipart/form-data; boundary=b"}
+    part = b'--b\r\nContent-Disposition: form-data; name="file"; filename="x"\r\n\r\nby url\r\n--b--\r\n'
+    status, answer = fetch(sbx.upload_url("/tmp/signed dir/ä"), part, **form)
+    assert status == 200, answer
+    assert sbx.files.read("/tmp/signed dir/ä") == "by url"
+    assert fetch(sbx.download_url("/tmp/signed dir/ä")) == (200, b"by url")
+    fresh = sbx.download_url("/tmp/signed dir/ä", use_signature_expiration=60)
+    assert fetch(fresh) == (200, b"by url")
+    stale = sbx.download_url("/tmp/signed dir/ä", use_signature_expiration=-60)
+    status, answer = fetch(stale)
+    assert (status, json.loads(answer)) == (
+        401,
+        {"code": 401, "message": "signature is already expired"},
+    )
+    status, _ = fetch(fresh.replace("signed", "other"))
+    assert status == 401
+
+
+@step
+def metrics_come_soon(sbx):
+    deadline = time.monotonic() + 30
+    while not (samples := sbx.get_metrics()):
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
+    assert samples[-1].mem_total > samples[-1].mem_used > 0 and samples[-1].cpu_count >= 1
+    before = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
+    assert sbx.get_metrics(start=before, end=before + datetime.timedelta(days=1)) == []
+
+
+@step
+def the_network_is_replaced(sbx):
+    sbx.update_network({"deny_out": ["0.0.0.0/0"], "allow_out": ["192.0.2.0/24"]})
+    assert sbx.get_info().network["deny_out"] == ["0.0.0.0/0"]
+    sbx.update_network({})
+    assert not sbx.get_info().network.get("deny_out")
+
+
+@step
+def input_is_streamed(sbx):
+    handle = sbx.commands.run("cat", background=True, stdin=True)
+    if not hasattr(handle, "stream_input"):
+        return sbx.commands.kill(handle.pid)  # this generation has none
+    handle.stream_input(f"line {n}\n" for n in range(100))
+    handle.close_stdin()
+    assert handle.wait().stdout == "".join(f"line {n}\n" for n in range(100))
+    return None
+
+
+@step
+def servers_answer_by_header_and_by_name(sbx):
+    page = "import http.server as h; h.test(h.SimpleHTTPRequestHandler, port=8123, bind='0.0.0.0')"
+    handle = sbx.commands.run(f'cd /tmp/signed* && python3 -c "{page}"', background=True)
+    base = os.environ["E2B_SANDBOX_URL"]
+    by_header = {"E2b-Sandbox-Id": sbx.sandbox_id, "E2b-Sandbox-Port": "8123"}
+    deadline = time.monotonic() + 60
+    while fetch(base, **by_header)[0] != 200:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    assert fetch(base, Host=sbx.get_host(8123))[0] == 200
+    status, answer = fetch(base, **{**by_header, "E2b-Sandbox-Port": "8124"})
+    assert status == 502 and "port is not open" in json.loads(answer)["message"]
+    sbx.commands.kill(handle.pid)
+
+
+@step
+def killing_cuts_what_is_open(sbx):
+    other = Sandbox.create(
+        os.environ.get("COMPAT_TEMPLATE", "base"), timeout=300, request_timeout=300
+    )
+    handle = other.commands.run("echo up; sleep 600", background=True)
+    assert next(iter(handle))[0] == "up\n"
+    assert other.kill() is True
+    try:
+        handle.wait()
+    except e2b.SandboxException as error:
+        assert not isinstance(error, CommandExitException), error
+        assert "killed or reached its end of life" in str(error), error
+    else:
+        raise AssertionError("the stream of a killed sandbox ended well")
 
 
 @step

@@ -15,7 +15,12 @@ from agentenv.errors import NotFound
 
 def create_app(cluster: Cluster, *, key: str, node: str, domain: str | None) -> FastAPI:
     """``domain`` is what SDKs build sandbox host names from; None lets them use their own."""
-    app = FastAPI(title="AgentENV", version=agentenv.__version__, redirect_slashes=False)
+    app = FastAPI(
+        title="AgentENV",
+        version=agentenv.__version__,
+        redirect_slashes=False,
+        responses={"4XX": {"model": schemas.ErrorBody}, "5XX": {"model": schemas.ErrorBody}},
+    )
     errors.install(app)
 
     @app.get("/health", tags=["health"])

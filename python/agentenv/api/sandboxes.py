@@ -165,7 +165,9 @@ def routes(cluster: Cluster, node: str, domain: str | None) -> APIRouter:
         return {"lines": list(await cluster.console(sandbox_id, lines))}
 
     @router.api_route(
-        "/sandboxes/{sandbox_id}/{verb:path}", methods=["GET", "POST", "PUT", "DELETE", "PATCH"]
+        "/sandboxes/{sandbox_id}/{verb:path}",
+        methods=["GET", "POST", "PUT", "DELETE", "PATCH"],
+        include_in_schema=False,
     )
     async def later(sandbox_id: str, verb: str) -> None:
         """What E2B has and this version lacks: not to be taken for a sandbox that is not there."""

@@ -34,6 +34,15 @@ def _text(value: str) -> bytes:
         raise ValueError("it holds half a surrogate pair") from error
 
 
+class ErrorBody(BaseModel):
+    """Every answer of 300 and above (E2B.md §1)."""
+
+    code: int
+    message: str
+    error_code: str
+    details: dict[str, Any] | None = None
+
+
 class EgressBody(BaseModel):
     """SandboxNetworkUpdateConfig: replaces all that was; what is left out is open again."""
 
