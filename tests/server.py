@@ -8,6 +8,7 @@ import secrets
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -36,12 +37,14 @@ class TestServer:
     port: int = field(default_factory=free_port)
     environ: dict[str, str] = field(default_factory=dict)
     process: subprocess.Popen[bytes] | None = None
+    authority: Path | None = None
+    """Trusted for TLS, which the server then speaks."""
 
     __test__ = False
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"{'https' if self.authority else 'http'}://127.0.0.1:{self.port}"
 
     @property
     def key(self) -> str:
@@ -68,7 +71,7 @@ class TestServer:
 
     def answers(self) -> bool:
         try:
-            return httpx.get(f"{self.url}/health", timeout=5, trust_env=False).status_code == 200
+            return self._ask("GET", "/health", timeout=5).status_code == 200
         except httpx.HTTPError:
             return False
 
@@ -102,9 +105,11 @@ class TestServer:
 
     def api(self, method: str, path: str, **options) -> httpx.Response:
         headers = {"X-API-Key": self.key, **options.pop("headers", {})}
-        return httpx.request(
-            method, self.url + path, headers=headers, timeout=300, trust_env=False, **options
-        )
+        return self._ask(method, path, headers=headers, timeout=300, **options)
+
+    def _ask(self, method: str, path: str, **options) -> httpx.Response:
+        verify = ssl.create_default_context(cafile=self.authority) if self.authority else False
+        return httpx.request(method, self.url + path, trust_env=False, verify=verify, **options)
 
     def create(self, template: str = "base", **fields) -> dict:
         answer = self.api("POST", "/v2/sandboxes", json={"templateID": template, **fields})

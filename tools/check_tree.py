@@ -34,7 +34,6 @@ HOMES: dict[str, tuple[str, str]] = {
     "cli/run_.py": ("tests/integration/node/test_sandboxes.py", "run as the command it is"),
     "cli/start_.py": ("tests/integration/node/test_sandboxes.py", "run as the command it is"),
     "cli/kill_.py": ("tests/integration/node/test_sandboxes.py", "run as the command it is"),
-    "cli/ls_.py": ("tests/integration/node/test_sandboxes.py", "run as the command it is"),
     "cli/inspect_.py": ("tests/integration/node/test_sandboxes.py", "run as the command it is"),
     "cli/logs_.py": ("tests/integration/node/test_sandboxes.py", "run as the command it is"),
     "cli/server.py": ("tests/integration/node/test_sandboxes.py", "run as the command it is"),
@@ -62,6 +61,30 @@ HOMES: dict[str, tuple[str, str]] = {
     ),
     "sdk/process.py": (
         "tests/integration/node/test_sandboxes.py",
+        "needs a machine: tested through the whole",
+    ),
+    "sdk/commands.py": (
+        "tests/integration/agent/test_sdk.py",
+        "needs a guest's agent, which runs there as a plain program",
+    ),
+    "sdk/files.py": (
+        "tests/integration/agent/test_sdk.py",
+        "needs a guest's agent, which runs there as a plain program",
+    ),
+    "sdk/ports.py": (
+        "tests/integration/agent/test_sdk.py",
+        "needs a guest's agent, which runs there as a plain program",
+    ),
+    "sdk/sandbox.py": (
+        "tests/integration/agent/test_sdk.py",
+        "needs a guest's agent, which runs there as a plain program",
+    ),
+    "sdk/sync.py": (
+        "tests/integration/agent/test_sdk.py",
+        "needs a guest's agent, which runs there as a plain program",
+    ),
+    "cli/metrics_.py": (
+        "tests/integration/cli/test_running.py",
         "needs a machine: tested through the whole",
     ),
     "engine/qemu/disk.py": (
