@@ -1,7 +1,7 @@
 # AgentENV: everything a person or CI calls. Each target works from a fresh clone.
 #
 #   make setup      bring what the machine lacks (root), build; seconds when nothing is to do
-#   make demo       set-up, then the whole road shown: image, sandbox, commands, files, a web server
+#   make demo       set-up, then the whole road shown: image, sandbox, SDK, web server, shell, port, WebSocket
 #   make test       set-up, checks, the tests of the representative set
 #   make test-full  the same with the long ones
 #   make check      linters, types, import contract, shape of the tree
@@ -70,7 +70,7 @@ test-rust:
 	cargo test --quiet --workspace --locked
 
 demo: setup
-	@$(BIN)/python tools/demo.py
+	@$(BIN)/python -m tools.demo
 
 bench: setup
 	@$(BIN)/python -m benchmarks

@@ -1,14 +1,16 @@
 """`make demo`: the main job from nothing to nothing, with times.
 
 A server with a home of its own, an image from Debian packages (no container registry needed), a
-sandbox driven by the official E2B SDK, a web server in it reached through the proxy, the CLI;
-at the end everything is taken down and what is left is counted.
+sandbox driven by the official E2B SDK, a web server in it reached through the proxy; another one by
+the CLI: a terminal, a copy, a WebSocket, a forwarded port; at the end everything is taken down and
+what is left is counted.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import pty
 import shutil
 import signal
 import socket
@@ -19,6 +21,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from tools import demo_guest
+from websockets.sync.client import connect
 
 from agentenv.config import load
 
@@ -98,6 +103,82 @@ def tour(environ: dict[str, str], home: Path) -> None:
     }
     with told("the official E2B SDK, unmodified"):
         subprocess.run([SDK_PYTHON, ROOT / "tools" / "demo_sdk.py"], env=sdk, check=True)
+    live(environ)
+
+
+@contextmanager
+def running(words: list[str | Path], environ: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
+    """A verb that goes on until Ctrl-C, ended by one."""
+    process = subprocess.Popen(words, env=environ, stdout=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(30)
+
+
+def live(environ: dict[str, str]) -> None:
+    """What one does with a sandbox that runs on."""
+    sandbox = aenv(environ, "start", "base", "--timeout", "600")
+    with told("a terminal in it: aenv shell"):
+        print(f"  {shell(environ, sandbox)}")
+    with told("a file into it, a server from it, a WebSocket to it"):
+        aenv(environ, "cp", str(ROOT / "tools" / "demo_guest.py"), f"{sandbox}:/srv/")
+        serve = [AENV, "exec", sandbox, "--", "python3", "/srv/demo_guest.py"]
+        with running(serve, environ) as server:
+            assert server.stdout and server.stdout.readline() == "listening\n"
+            url = environ["AENV_URL"].replace("http", "ws", 1)
+            names = {"E2b-Sandbox-Id": sandbox, "E2b-Sandbox-Port": str(demo_guest.PORT)}
+            with connect(url, additional_headers=names, proxy=None) as socket:
+                socket.send("through the data plane")
+                print(f"  WebSocket: {socket.recv()!r}")
+    with told("a port of its loopback on ours: aenv port"):
+        echo = (
+            "import socket as s; c = s.create_server(('127.0.0.1', 5432)).accept()[0]; "
+            "c.sendall(c.recv(99)[::-1])"
+        )
+        words = [AENV, "exec", sandbox, "--", "sh", "-c", f'echo up; exec python3 -c "{echo}"']
+        with running(words, environ) as server:
+            assert server.stdout and server.stdout.readline() == "up\n"
+            with running([AENV, "port", sandbox, "0:5432"], environ) as forwarding:
+                assert forwarding.stdout
+                host, _, port = forwarding.stdout.readline().strip().rpartition(":")
+                print(f"  {host}:{port} -> port 5432: {asked(host, int(port), b'tpircstsop')!r}")
+    with told("what it used"):
+        used = json.loads(aenv(environ, "metrics", sandbox))[-1]
+        print(
+            f"  {used['memUsed'] >> 20} of {used['memTotal'] >> 20} MiB, CPU {used['cpuUsedPct']} %"
+        )
+    aenv(environ, "kill", sandbox)
+
+
+def asked(host: str, port: int, data: bytes) -> str:
+    """The answer of a server that may only just be starting."""
+    deadline = time.monotonic() + SERVER_DEADLINE
+    while time.monotonic() < deadline:
+        with socket.create_connection((host, port), timeout=30) as connection:
+            connection.sendall(data)
+            if answer := connection.recv(99):
+                return answer.decode()
+    sys.exit(f"nothing answers at {host}:{port}")
+
+
+def shell(environ: dict[str, str], sandbox: str) -> str:
+    """Type into `aenv shell`; what it said, and its exit code."""
+    main, terminal = pty.openpty()
+    words = [AENV, "shell", sandbox]
+    process = subprocess.Popen(words, env=environ, stdin=terminal, stdout=terminal)
+    os.close(terminal)
+    os.write(main, b"echo six times seven is $((6 * 7)); exit 5\n")
+    said = b""
+    try:
+        while piece := os.read(main, 65536):
+            said += piece
+    except OSError:  # EIO: the shell has let go of its terminal
+        pass
+    os.close(main)
+    line = next(line for line in said.decode().splitlines() if line.endswith("is 42"))
+    return f"{line!r}, exit code {process.wait(60)}"
 
 
 def leftovers(home: Path) -> list[str]:
@@ -108,7 +189,7 @@ def leftovers(home: Path) -> list[str]:
             text = entry.read_bytes().replace(b"\0", b" ").decode(errors="replace")
         except OSError:
             continue
-        if str(home) in text and "demo.py" not in text:
+        if str(home) in text and "tools.demo" not in text:
             found.append(text)
     return found
 

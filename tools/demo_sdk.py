@@ -17,6 +17,7 @@ def main() -> None:
         watch(sandbox)
         terminal(sandbox)
         web_server(sandbox)
+        signed_url(sandbox)
     finally:
         sandbox.kill()
     print(f"  sandbox.kill(); is_running: {sandbox.is_running()}")
@@ -94,6 +95,12 @@ def web_server(sandbox: Sandbox) -> None:
         f"  GET http://8080-{sandbox.sandbox_id}.localhost/ -> {page!r}"
         f" in {time.monotonic() - begun:.3f} s"
     )
+
+
+def signed_url(sandbox: Sandbox) -> None:
+    url = sandbox.download_url("/tmp/site/index.html", use_signature_expiration=60)
+    with urllib.request.urlopen(url, timeout=60) as answer:
+        print(f"  download_url: {len(answer.read())} bytes for whoever has the URL, for a minute")
 
 
 if __name__ == "__main__":
