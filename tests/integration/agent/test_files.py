@@ -216,6 +216,7 @@ def test_signatures_open_files_and_nothing_else(introduced, tmp_path):
     http = introduced.http
     assert http.post("/files", params=signed(path, "write"), content=b"1").status_code == 200
     assert http.get("/files", params=signed(path, until=later)).content == b"1"
+    assert http.head("/files", params=signed(path)).status_code == 200
     for query, message in (
         (signed(path, until=earlier), "signature is already expired"),
         (signed(path, token="other"), "invalid signature"),

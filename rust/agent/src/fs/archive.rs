@@ -162,7 +162,11 @@ fn make_special(header: &Header, place: &Path) -> io::Result<()> {
         _ => header.device_major()?.zip(header.device_minor()?),
     };
     fs::remove_file(place)?;
-    sys::make_node(place, kind | header.mode()? & 0o7777, device.unwrap_or((0, 0)))?;
+    sys::make_node(
+        place,
+        kind | header.mode()? & 0o7777,
+        device.unwrap_or((0, 0)),
+    )?;
     lchown(place, Some(id(header.uid()?)?), Some(id(header.gid()?)?))?;
     sys::set_mtime(place, header.mtime()?)
 }

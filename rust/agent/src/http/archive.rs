@@ -59,7 +59,7 @@ async fn receive(agent: &Agent, request: Request<Incoming>) -> Result<u64, Failu
     let folder = wanted_path(agent, &request)?;
     let given = query(&request, "username");
     let maker = user(agent, given.as_deref())?;
-    let owner = given.is_some().then(|| (maker.uid, maker.gid));
+    let owner = given.is_some().then_some((maker.uid, maker.gid));
     let (sender, receiver) = mpsc::channel(QUEUE);
     let below = folder.clone();
     let permit = permit().await;
@@ -98,7 +98,9 @@ fn wanted_path(agent: &Agent, request: &Request<Incoming>) -> Result<PathBuf, Fa
     let user = user(agent, query(request, "username").as_deref())?;
     let given = query(request, "path").filter(|path| !path.is_empty());
     let given = given.ok_or_else(|| bad("the path query parameter is missing".to_owned()))?;
-    resolve(agent, &user, &given).map(PathBuf::from).map_err(bad)
+    resolve(agent, &user, &given)
+        .map(PathBuf::from)
+        .map_err(bad)
 }
 
 /// An archive holds a thread as long as its client likes; there must be others left.

@@ -29,10 +29,9 @@ pub fn check(agent: &Agent, request: &Request<Incoming>) -> Result<(), String> {
         return Err("the X-Access-Token header is missing".to_owned());
     }
     let given = query(request, "signature").ok_or("missing signature query parameter")?;
-    let operation = if request.method() == Method::GET {
-        "read"
-    } else {
-        "write"
+    let operation = match *request.method() {
+        Method::GET | Method::HEAD => "read",
+        _ => "write",
     };
     let expiration = query(request, "signature_expiration");
     let wanted = signature(

@@ -77,7 +77,7 @@ async fn answer(agent: Arc<Agent>, request: Request<Incoming>) -> Result<Answer,
         return Ok(refuse(request, error(StatusCode::UNAUTHORIZED, &message)).await);
     }
     Ok(match (request.method(), path.as_str()) {
-        (&Method::GET, "/files") => download::get(&agent, &request).await,
+        (&Method::GET | &Method::HEAD, "/files") => download::get(&agent, &request).await,
         (&Method::POST, "/files") => upload::post(&agent, request).await,
         (&Method::POST, "/files/compose") => compose::post(&agent, request).await,
         (&Method::GET, "/archive") => archive::get(&agent, &request).await,

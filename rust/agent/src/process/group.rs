@@ -77,7 +77,9 @@ impl Group {
         let events = self.0.as_ref().map(|folder| folder.join("memory.events"));
         let text = events.and_then(|path| fs::read_to_string(path).ok());
         text.is_some_and(|text| {
-            let mut counts = text.lines().filter_map(|line| line.strip_prefix("oom_kill "));
+            let mut counts = text
+                .lines()
+                .filter_map(|line| line.strip_prefix("oom_kill "));
             counts.any(|count| count != "0")
         })
     }

@@ -90,6 +90,9 @@ impl Terminal {
 
     /// Wait until something was printed or the other end was closed.
     pub async fn readable(&self) -> io::Result<()> {
-        self.ours.readable().await.map(|mut ready| ready.clear_ready())
+        self.ours
+            .readable()
+            .await
+            .map(|mut ready| ready.clear_ready())
     }
 }
