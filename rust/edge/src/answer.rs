@@ -66,9 +66,14 @@ impl Answer {
         }
     }
 
-    /// Nothing was sent, and it will go better soon.
-    fn should_retry(&self) -> bool {
-        matches!(self, Self::NotSynced | Self::ApiAway)
+    /// Whether an SDK may send the request again on its own, which obeys: yes, if nothing was sent
+    /// and it will go better soon; no, if it may have had effects.
+    fn should_retry(&self) -> Option<bool> {
+        match self {
+            Self::NotSynced | Self::ApiAway => Some(true),
+            Self::Broken { .. } | Self::ApiBroken { .. } => Some(false),
+            _ => None,
+        }
     }
 
     pub fn body(&self) -> Value {
@@ -126,9 +131,13 @@ impl Answer {
         *response.status_mut() = self.status();
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        if self.should_retry() {
-            headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
-            headers.insert(SHOULD_RETRY, HeaderValue::from_static("true"));
+        match self.should_retry() {
+            Some(true) => {
+                headers.insert(RETRY_AFTER, HeaderValue::from_static("1"));
+                headers.insert(SHOULD_RETRY, HeaderValue::from_static("true"));
+            }
+            Some(false) => drop(headers.insert(SHOULD_RETRY, HeaderValue::from_static("false"))),
+            None => {}
         }
         response
     }
@@ -168,6 +177,6 @@ mod tests {
         assert_eq!(away.headers()["should-retry"], "true");
         assert_eq!(away.headers()["retry-after"], "1");
         let broken = Answer::ApiBroken { why: String::new() }.response();
-        assert!(!broken.headers().contains_key("should-retry"));
+        assert_eq!(broken.headers()["should-retry"], "false");
     }
 }

@@ -131,6 +131,12 @@ def test_an_unknown_user_is_named(agent):
     }  # fmt: skip
 
 
+def until_seen(follow, needle: bytes) -> None:
+    seen = b""
+    while needle not in seen:
+        seen += output([next(follow)], "pty")
+
+
 def typed(agent, pid, data: bytes):
     message = {"process": {"pid": pid}, "input": {"pty": base64.b64encode(data).decode()}}
     answer = agent.call("process.Process/SendInput", message)
@@ -146,9 +152,7 @@ def test_a_terminal_takes_lines_of_any_length(agent, length):
     }  # fmt: skip
     follow = agent.follow("process.Process/Start", message)
     pid = next(follow)["event"]["start"]["pid"]
-    seen = b""
-    while b"ready" not in seen:
-        seen += output([next(follow)], "pty")
+    until_seen(follow, b"ready")
     typed(agent, pid, b"x" * length + b"\n")
     rest = list(follow)
     assert output(rest, "pty").strip() == str(length).encode()
@@ -159,9 +163,7 @@ def test_a_raw_terminal_gets_every_byte(agent):
     message = {"process": {"cmd": "/bin/sh", "args": ["-c", script]}, "pty": {}}
     follow = agent.follow("process.Process/Start", message)
     pid = next(follow)["event"]["start"]["pid"]
-    seen = b""
-    while b"ready" not in seen:
-        seen += output([next(follow)], "pty")
+    until_seen(follow, b"ready")
     data = bytes(range(256)) * 36
     typed(agent, pid, data[:9000])
     import hashlib
@@ -176,13 +178,10 @@ def test_a_terminal_is_resized_and_interrupted(agent):
     }  # fmt: skip
     follow = agent.follow("process.Process/Start", message)
     pid = next(follow)["event"]["start"]["pid"]
-    seen = b""
-    while b"ready" not in seen:
-        seen += output([next(follow)], "pty")
+    until_seen(follow, b"ready")
     size = {"process": {"pid": pid}, "pty": {"size": {"cols": 132, "rows": 50}}}
     assert agent.call("process.Process/Update", size).status_code == 200
-    while b"50 132" not in seen:
-        seen += output([next(follow)], "pty")
+    until_seen(follow, b"50 132")
     typed(agent, pid, b"\x03")
     rest = list(follow)
     assert b"INT" in output(rest, "pty") and ended(rest)["exitCode"] == 7
