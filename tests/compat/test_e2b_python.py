@@ -1,4 +1,4 @@
-"""The official Python SDK, both generations, unmodified, against a real server."""
+"""The official Python SDK, both generations and both faces, unmodified, against a real server."""
 
 import subprocess
 from pathlib import Path
@@ -6,15 +6,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SCRIPT = Path(__file__).with_name("e2b_flow.py")
 
 
+@pytest.mark.parametrize("flow", ["e2b_flow.py", "e2b_async_flow.py"])
 @pytest.mark.parametrize("generation", ["e2b-current", "e2b-2.45"])
-def test_the_official_sdk_drives_a_sandbox(server, generation):
+def test_the_official_sdk_drives_a_sandbox(server, generation, flow):
     python = ROOT / ".cache" / "venvs" / generation / "bin" / "python"
+    script = Path(__file__).with_name(flow)
     assert python.exists(), "run: make setup"
     done = subprocess.run(
-        [python, SCRIPT],
+        [python, script],
         env=server.sdk_environment(),
         capture_output=True,
         text=True,
@@ -22,4 +23,4 @@ def test_the_official_sdk_drives_a_sandbox(server, generation):
     )
     print(done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("held ") == SCRIPT.read_text().count("\n@step\n")
+    assert done.stdout.count("held ") == script.read_text().count("\n@step\n")

@@ -15,7 +15,7 @@ from agentenv.cli import output
 from agentenv.cli.server import Home, SandboxId, Url, ask
 from agentenv.cli.start_ import Env, User, Workdir, pairs
 from agentenv.concurrency import Tasks
-from agentenv.errors import GuestError, NotFound, UserError
+from agentenv.errors import GuestError, UserError
 from agentenv.sdk.client import Client
 from agentenv.sdk.commands import exit_code
 from agentenv.sdk.process import Ended, Output, Processes, Started
@@ -117,7 +117,7 @@ async def _feed(processes: Processes, pid: int) -> None:
         while data := await asyncio.to_thread(os.read, 0, STDIN_CHUNK):
             await processes.send_stdin(pid, data)
         await processes.close_stdin(pid)
-    except (NotFound, GuestError):
+    except (UserError, GuestError):
         return  # the process ended before it read all: not our failure
 
 

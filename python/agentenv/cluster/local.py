@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
@@ -59,7 +60,8 @@ class LocalCluster:
 
     async def logs(self, sandbox_id: str) -> Sequence[Entry]:
         info, _ = await self._node.inspect(sandbox_id)
-        return entries(info, await self._node.console(sandbox_id, LOG_LINES))
+        lines = await self._node.console(sandbox_id, LOG_LINES)
+        return await asyncio.to_thread(entries, info, lines)
 
     async def inspect(self, sandbox_id: str) -> dict[str, Any]:
         info, objects = await self._node.inspect(sandbox_id)

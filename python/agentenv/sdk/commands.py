@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentenv.errors import GuestError, UserError
+from agentenv.errors import GuestError, NotFound, UserError
 from agentenv.sdk.process import Ended, Event, Output, Processes, Started, TerminalSize
 
 SHELL = ("/bin/sh", "-c")
@@ -145,11 +146,8 @@ class Running:
         await self._signal("SIGKILL")
 
     async def _signal(self, name: str) -> None:
-        try:
+        with contextlib.suppress(NotFound):  # of the process, or of its sandbox
             await self._processes.signal(self.pid, name)
-        except UserError as error:
-            if error.code != "not_found":
-                raise
 
 
 class Commands:

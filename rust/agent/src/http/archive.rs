@@ -11,9 +11,10 @@ use hyper::header::CONTENT_TYPE;
 use hyper::{Request, Response, StatusCode};
 use serde_json::json;
 use tokio::sync::{mpsc, Semaphore, SemaphorePermit};
+use tokio::time::timeout;
 
 use super::connect::channel_body;
-use super::upload::{bad, explain, Failure};
+use super::upload::{bad, explain, silent, Failure, SILENCE};
 use super::{download, error, json_answer, query, Answer};
 use crate::fs::{archive, resolve};
 use crate::state::Agent;
@@ -68,7 +69,7 @@ async fn receive(agent: &Agent, request: Request<Incoming>) -> Result<u64, Failu
         archive::unpack(&below, &maker, owner, In::new(receiver))
     });
     let mut body = request.into_body();
-    while let Some(frame) = body.frame().await {
+    while let Some(frame) = timeout(SILENCE, body.frame()).await.map_err(|_| silent())? {
         let piece = frame.map_err(|failure| io::Error::other(failure.to_string()));
         let piece = piece.map(|frame| frame.into_data().unwrap_or_default());
         let failed = piece.is_err();

@@ -24,7 +24,7 @@ use crate::users::User;
 /// Bytes that are gathered before they are written.
 const BATCH: usize = 256 << 10;
 /// A client that sends nothing for so long has gone, and must not keep others from the file.
-const SILENCE: Duration = Duration::from_secs(300);
+pub const SILENCE: Duration = Duration::from_secs(300);
 
 /// What holds for all files of one upload.
 #[derive(Clone)]
@@ -130,7 +130,7 @@ pub fn bad(message: String) -> Failure {
     (StatusCode::BAD_REQUEST, message)
 }
 
-fn silent() -> Failure {
+pub fn silent() -> Failure {
     let message = format!("nothing came for {} s", SILENCE.as_secs());
     (StatusCode::REQUEST_TIMEOUT, message)
 }
