@@ -224,3 +224,21 @@ def test_much_output_in_small_writes_does_not_grow_the_agent(agent):
         size += len(output([message]))
     assert size == 204800 * 1024
     assert agent.rss() < 32 << 20
+
+
+def test_the_deadline_of_any_call_is_kept(agent):
+    """Input for a process that reads none, in one piece and streamed."""
+    follow = agent.follow("process.Process/Start", start("sleep 60", stdin=True))
+    pid = next(follow)["event"]["start"]["pid"]
+    data = base64.b64encode(bytes(1 << 20)).decode()
+    late = {"Connect-Timeout-Ms": "300"}
+    message = {"process": {"pid": pid}, "input": {"stdin": data}}
+    answer = agent.call("process.Process/SendInput", message, **late)
+    assert (answer.status_code, answer.json()["code"]) == (504, "deadline_exceeded")
+    pieces = envelope.encode({"start": {"process": {"pid": pid}}})
+    pieces += envelope.encode({"data": {"input": {"stdin": data}}})
+    headers = {"Content-Type": "application/connect+json", **late}
+    answer = agent.http.post("/process.Process/StreamInput", content=pieces, headers=headers)
+    assert b'"deadline_exceeded"' in answer.content
+    agent.call("process.Process/SendSignal", {"process": {"pid": pid}, "signal": 9})
+    assert ended(list(follow))["exited"] is False

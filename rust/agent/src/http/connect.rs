@@ -2,6 +2,7 @@
 //!
 //! Envelope: 1 byte flags, 4 bytes big-endian length, JSON. Flag 2 ends a stream with `{}` or an error.
 
+use std::future::Future;
 use std::io;
 use std::time::Duration;
 
@@ -72,6 +73,20 @@ impl Fault {
     fn json(&self) -> Value {
         json!({"code": self.code.parts().0, "message": self.message})
     }
+}
+
+/// The answer of a unary call, or of its deadline.
+pub async fn within(pace: Pace, work: impl Future<Output = Result<Value, Fault>>) -> Answer {
+    tokio::select! {
+        biased;
+        result = work => unary(result),
+        () = pace.deadline() => unary(Err(late())),
+    }
+}
+
+/// The client's deadline passed.
+pub fn late() -> Fault {
+    Fault::new(Code::DeadlineExceeded, "the deadline of the request passed")
 }
 
 /// The answer of a unary call.

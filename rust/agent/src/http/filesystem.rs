@@ -7,7 +7,7 @@ use hyper::Request;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::connect::{self, Code, Fault};
+use super::connect::{self, Code, Fault, Pace};
 use super::{auth, refuse, watchers, Answer};
 use crate::fs::{operations, resolve};
 use crate::state::Agent;
@@ -25,7 +25,7 @@ struct Message {
 pub async fn call(agent: Arc<Agent>, method: &str, request: Request<Incoming>) -> Answer {
     match method {
         "Stat" | "ListDir" | "MakeDir" | "Move" | "Remove" => {
-            connect::unary(perform(&agent, method, request).await)
+            connect::within(Pace::of(&request), perform(&agent, method, request)).await
         }
         "WatchDir" | "CreateWatcher" | "GetWatcherEvents" | "RemoveWatcher" => {
             watchers::call(&agent, method, request).await

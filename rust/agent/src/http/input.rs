@@ -10,7 +10,7 @@ use hyper::Request;
 use serde::Deserialize;
 use serde_json::json;
 
-use super::connect::{self, Code, Fault};
+use super::connect::{self, Code, Fault, Pace};
 use super::processes::{select, stdin_fault, Selector};
 use super::Answer;
 use crate::process::Process;
@@ -61,7 +61,13 @@ pub async fn write(process: &Process, input: &Input) -> Result<(), Fault> {
 
 /// `StreamInput`: a start message names the process, data messages follow until the body ends.
 pub async fn stream(agent: Arc<Agent>, request: Request<Incoming>) -> Answer {
-    match take(&agent, request.into_body()).await {
+    let pace = Pace::of(&request);
+    let taken = tokio::select! {
+        biased;
+        taken = take(&agent, request.into_body()) => taken,
+        () = pace.deadline() => Err(connect::late()),
+    };
+    match taken {
         Ok(()) => {
             let (sender, answer) = connect::stream();
             tokio::spawn(async move {

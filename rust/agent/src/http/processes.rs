@@ -71,7 +71,7 @@ pub async fn call(agent: Arc<Agent>, method: &str, request: Request<Incoming>) -
         "Connect" => reconnect(&agent, request).await,
         "StreamInput" => input::stream(agent, request).await,
         "SendInput" | "SendSignal" | "CloseStdin" | "Update" => {
-            connect::unary(act(&agent, method, request).await)
+            connect::within(Pace::of(&request), act(&agent, method, request)).await
         }
         _ => {
             let message = format!("{method} is not in this version of the agent");

@@ -50,7 +50,7 @@ pub async fn call(agent: &Arc<Agent>, method: &str, request: Request<Incoming>) 
     if method == "WatchDir" {
         return stream(agent, request).await;
     }
-    connect::unary(polled(agent, method, request).await)
+    connect::within(Pace::of(&request), polled(agent, method, request)).await
 }
 
 async fn polled(agent: &Agent, method: &str, request: Request<Incoming>) -> Result<Value, Fault> {
