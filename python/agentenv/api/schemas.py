@@ -55,6 +55,9 @@ class EgressBody(BaseModel):
     def rules(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Allowed and denied ranges. Raises UserError."""
         refuse(self, ("dnsServers", "egressProxy", "rules", "httpsPorts"), "network.")
+        extra = self.model_extra or {}
+        if fixed := sorted({"allowPublicTraffic", "maskRequestHost"} & extra.keys()):
+            raise UserError(f"{fixed[0]} cannot be changed", why="it is chosen at create")
         return ranges("allowOut", self.allowOut or ()), ranges("denyOut", self.denyOut or ())
 
 
@@ -154,7 +157,7 @@ def refuse(body: BaseModel, names: Sequence[str], where: str = "") -> None:
 
 
 class TimeoutBody(BaseModel):
-    timeout: int = Field(ge=0, le=MAX_TIMEOUT)
+    timeout: int = Field(ge=0, le=MAX_TIMEOUT, strict=True)
 
 
 class RefreshBody(BaseModel):

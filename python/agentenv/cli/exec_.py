@@ -11,7 +11,6 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from agentenv.cli import output
 from agentenv.cli.server import Home, SandboxId, Url, ask
 from agentenv.cli.start_ import Env, User, Workdir, pairs
 from agentenv.concurrency import Tasks
@@ -87,18 +86,23 @@ async def run_process(
                         _write(sys.stdout.fileno() if stream == "stdout" else 2, data)
                     case Ended():
                         if event.out_of_memory:
-                            output.note("the sandbox ran out of memory")
+                            _say("the sandbox ran out of memory")
                         return exit_code(event)
                     case _:
                         pass
     except UserError as error:
         if error.code != "deadline_exceeded":
             raise
-        output.note(f"killed after {deadline:g} s")
+        _say(f"killed after {deadline:g} s")
         return TIMED_OUT
     finally:
         await tasks.close()
     raise GuestError("the command's stream ended without its end", code="guest_protocol")
+
+
+def _say(text: str) -> None:
+    """Beside the command's own words: who reads only these would take it for their fault."""
+    print(f"aenv: {text}", file=sys.stderr)
 
 
 def _stdin_has_input() -> bool:

@@ -11,11 +11,10 @@ import asyncio
 import contextlib
 import errno
 import os
-import stat
 import tarfile
 from collections.abc import AsyncGenerator, AsyncIterable
 from pathlib import Path
-from typing import IO
+from typing import IO, ClassVar
 
 from agentenv.concurrency import Tasks
 from agentenv.errors import GuestError, UserError
@@ -56,23 +55,32 @@ def _pack_into(source: Path, name: str, fd: int) -> None:
         _add(tar, source, name)
 
 
-def _add(tar: tarfile.TarFile, path: Path, name: str) -> None:
+def _add(tar: tarfile.TarFile, source: Path, name: str) -> None:
+    """All below ``source``, parents first; a stack of our own, for trees deeper than Python's."""
+    waiting = [(source, name)]
+    while waiting:
+        path, inner = waiting.pop()
+        _add_one(tar, path, inner)
+        if path.is_dir() and not path.is_symlink():
+            names = sorted(os.listdir(path), reverse=True)
+            waiting += [(path / child, f"{inner}/{child}") for child in names]
+
+
+def _add_one(tar: tarfile.TarFile, path: Path, name: str) -> None:
     info = tar.gettarinfo(path, arcname=name)
     if info is None:  # pyright: ignore[reportUnnecessaryComparison]  # a socket
         return
     info.uname = info.gname = ""  # numbers: names mean others elsewhere
-    if info.isreg():
-        with path.open("rb") as file:
-            extents = _extents(file.fileno(), info.size)
-            if extents is None:
-                tar.addfile(info, file)
-            else:
-                _add_sparse(tar, info, file, extents)
+    info.mtime = max(0, info.mtime)  # before 1970: as 1970
+    if not info.isreg():
+        tar.addfile(info)
         return
-    tar.addfile(info)
-    if info.isdir():
-        for child in sorted(os.listdir(path)):
-            _add(tar, path / child, f"{name}/{child}")
+    with path.open("rb") as file:
+        extents = _extents(file.fileno(), info.size)
+        if extents is None:
+            tar.addfile(info, file)
+        else:
+            _add_sparse(tar, info, file, extents)
 
 
 def _extents(fd: int, size: int) -> list[Extent] | None:
@@ -163,12 +171,12 @@ async def unpack(
             await work
     try:
         work.result()
-    except (tarfile.TarError, ValueError, EOFError) as error:
+    except OSError as error:
+        raise UserError(f"{folder} cannot be written", why=str(error), code="unwritable") from error
+    except Exception as error:  # whatever the reader makes of hostile bytes
         raise GuestError(
             "the sandbox's archive is refused", why=str(error), code="guest_archive"
         ) from error
-    except OSError as error:
-        raise UserError(f"{folder} cannot be written", why=str(error), code="unwritable") from error
 
 
 def _write_all(fd: int, data: bytes) -> None:
@@ -178,62 +186,98 @@ def _write_all(fd: int, data: bytes) -> None:
 
 
 class Unpacker:
-    """Writes a tree; an entry is looked at before anything of it is written."""
+    """Writes a tree; an entry is looked at before anything of it is written.
+
+    A folder that it has made or found is never replaced, so the way to every entry stays what it
+    was when it was looked at.
+    """
 
     def __init__(self, folder: Path, name: str | None, special: bool) -> None:
         self._folder, self._name, self._special = folder, name, special
-        self._folders: list[tarfile.TarInfo] = []
+        self._made: set[str] = set()
+        self._folders: dict[str, tarfile.TarInfo] = {}
 
     def run(self, fd: int) -> None:
         with open(fd, "rb", buffering=CHUNK) as source:
-            with _Reader.open(fileobj=source, mode="r|") as tar:
+            header = type("Header", (_Header,), {})  # one for each archive: it notes the end
+            with _Reader.open(fileobj=source, mode="r|", tarinfo=header) as tar:
                 for info in tar:
                     self._extract(tar, info)
-                for info in reversed(self._folders):  # their content has changed their times
-                    tar.chmod(info, self._path(info))
-                    tar.utime(info, self._path(info))
+                if not header.ended:
+                    raise ValueError("it ends before its end")
+            for name, info in reversed(self._folders.items()):
+                self._finish(self._folder / name, info)  # their content has changed their times
             while source.read(CHUNK):
                 pass  # what follows the end, so that the sender is not cut off
 
     def _extract(self, tar: tarfile.TarFile, info: tarfile.TarInfo) -> None:
-        info.name = self._renamed(info.name)
+        info.name = self._renamed(info.name).rstrip("/")
         self._must_stay_inside(info.name)
         if info.islnk():
             info.linkname = self._renamed(info.linkname)
-            self._must_stay_inside(info.linkname)
-            if Path(self._folder, info.linkname).is_symlink():
-                raise ValueError(f"{info.name} is a hard link to a link")
+            if info.linkname not in self._made:
+                raise ValueError(f"{info.name!r} is a hard link to what is not in the archive")
         if not self._special:
             if info.ischr() or info.isblk():
-                return None
+                return
             info.mode &= 0o777
-        place = Path(self._path(info))
-        if os.path.lexists(place) and not (info.isdir() and place.is_dir()):
-            place.unlink()
+        place = self._folder / info.name
         if info.isdir():
-            self._folders.append(info)
-            with contextlib.suppress(FileExistsError):
+            if not _is_folder(place):
                 place.mkdir(mode=0o700)  # its own mode comes at the end
-            return tar.chown(info, str(place), numeric_owner=True)
+            self._folders[info.name] = info
+            return
+        if os.path.lexists(place) and not _is_folder(place):
+            place.unlink()
         tar.extract(info, self._folder, numeric_owner=True)
-        return None
+        if not info.issym():
+            self._made.add(info.name)
 
-    def _path(self, info: tarfile.TarInfo) -> str:
-        return str(self._folder / info.name)
+    @staticmethod
+    def _finish(place: Path, info: tarfile.TarInfo) -> None:
+        fd = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            if os.geteuid() == 0:
+                os.fchown(fd, info.uid, info.gid)
+            os.fchmod(fd, info.mode)
+            os.utime(fd, (info.mtime, info.mtime))
+        finally:
+            os.close(fd)
 
     def _renamed(self, name: str) -> str:
         first, slash, rest = name.partition("/")
         return (self._name if self._name is not None else first) + slash + rest
 
     def _must_stay_inside(self, name: str) -> None:
-        parts = name.rstrip("/").split("/")
+        parts = name.split("/")
         if any(part in ("", ".", "..") for part in parts):
             raise ValueError(f"the name {name!r} leads out of the folder")
         place = self._folder
         for part in parts[:-1]:
             place /= part
-            if not stat.S_ISDIR(os.lstat(place).st_mode):
+            if not _is_folder(place):
                 raise ValueError(f"{name!r} lies behind {place}, which is no folder")
+
+
+def _is_folder(place: Path) -> bool:
+    """A folder itself, not a link to one."""
+    return place.is_dir() and not place.is_symlink()
+
+
+class _Header(tarfile.TarInfo):
+    """The library takes a damaged header behind the first, or none, for the archive's end."""
+
+    ended: ClassVar[bool] = False
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> tarfile.TarInfo:
+        if len(buf) == _BLOCK and not any(buf):
+            cls.ended = True
+            return super().frombuf(buf, encoding, errors)  # raises what ends the iteration
+        try:
+            return super().frombuf(buf, encoding, errors)
+        except tarfile.HeaderError as error:
+            raise ValueError(f"damaged: {error}") from error
 
 
 class _Reader(tarfile.TarFile):

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from agentenv.concurrency import Tasks
 from agentenv.errors import GuestError, NotFound, UserError
 from agentenv.sdk.process import Ended, Event, Output, Processes, Started, TerminalSize
 
 SHELL = ("/bin/sh", "-c")
+STDIN_CHUNK = 256 << 10  # bytes of one request
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,8 @@ class Running:
 
     def __init__(self, processes: Processes, what: str, events: AsyncGenerator[Event, None]):
         self._processes, self._what, self._events = processes, what, events
+        self._turn = asyncio.Lock()
+        self._lost = False
         self._out: dict[str, bytearray] = {"stdout": bytearray(), "stderr": bytearray()}
         self._end: Ended | None = None
         self.pid = 0
@@ -90,6 +95,9 @@ class Running:
         return self._output()
 
     async def _output(self) -> AsyncGenerator[Output, None]:
+        if self._lost and self._end is None:
+            self._events = self._processes.connect(self.pid)
+            self._lost = False
         try:
             async for event in self._events:
                 if isinstance(event, Output):
@@ -98,6 +106,9 @@ class Running:
                     yield event
                 elif isinstance(event, Ended):
                     self._end = event
+        except asyncio.CancelledError:
+            self._lost = True  # the stream ended with who waited; the next one opens another
+            raise
         except UserError as error:
             if error.code != "deadline_exceeded":
                 raise
@@ -111,9 +122,12 @@ class Running:
 
     async def wait(self, *, check: bool = True) -> Result:
         """Its result. With ``check`` raises CommandFailed for an exit code other than 0;
-        always CommandTimedOut and OutOfMemory."""
-        async for _ in self:
-            pass
+        always CommandTimedOut and OutOfMemory. After a wait that was cancelled, output that came
+        meanwhile is missing."""
+        async with self._turn:
+            if self._end is None:
+                async for _ in self:
+                    pass
         if self._end is None:
             raise GuestError("the command's stream ended without its end", code="guest_protocol")
         result = self.result
@@ -168,11 +182,14 @@ class Commands:
         """Run it to its end; ``options`` as for ``start``. Raises CommandFailed (unless ``check``
         is false), CommandTimedOut, OutOfMemory, and as ``Guest``."""
         running = await self.start(command, timeout=timeout, stdin=stdin is not None, **options)
-        async with running:
-            if stdin is not None:
-                await running.send(stdin)
-                await running.close_stdin()
-            return await running.wait(check=check)
+        tasks = Tasks()
+        try:
+            async with running:
+                if stdin is not None:
+                    tasks.start(_feed(running, stdin), "stdin")
+                return await running.wait(check=check)
+        finally:
+            await tasks.close()
 
     async def start(
         self,
@@ -188,6 +205,8 @@ class Commands:
     ) -> Running:
         """Start it. The guest kills it ``timeout`` seconds from now, whoever still listens."""
         argv = (*SHELL, command) if isinstance(command, str) else tuple(command)
+        if not argv:
+            raise UserError("the command is empty")
         events = self._processes.start(
             argv, env=env, cwd=cwd, user=user, stdin=stdin, terminal=terminal, tag=tag,
             deadline=timeout,
@@ -203,6 +222,14 @@ class Commands:
     async def list(self) -> list[dict[str, Any]]:
         """Those that run, as ``Processes.list``."""
         return await self._processes.list()
+
+
+async def _feed(running: Running, data: bytes) -> None:
+    """All of it, while the output is read; a command that reads no more is no fault of ours."""
+    with contextlib.suppress(UserError):
+        for at in range(0, len(data), STDIN_CHUNK):
+            await running.send(data[at : at + STDIN_CHUNK])
+        await running.close_stdin()
 
 
 def _short(command: str | Sequence[str]) -> str:

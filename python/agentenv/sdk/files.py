@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from agentenv.errors import Conflict, NotFound
+from agentenv.errors import Conflict, NotFound, UserError
 from agentenv.sdk import archive
 from agentenv.sdk.guest import Body, Guest
 
@@ -74,8 +74,11 @@ class Files:
         A ``Path`` is a file of this machine's. Raises GuestError (``guest_disk_full``).
         """
         body: Body = content.encode() if isinstance(content, str) else _body(content)
-        headers = {f"X-Metadata-{name}": value for name, value in (metadata or {}).items()}
-        headers["Content-Type"] = "application/octet-stream"
+        headers: dict[str, str | bytes] = {"Content-Type": "application/octet-stream"}
+        for key, value in (metadata or {}).items():
+            if not key.isascii() or not key.isprintable() or not value.isprintable():
+                raise UserError(f"metadata {key!r} cannot be kept", why="it must be printable")
+            headers[f"X-Metadata-{key}"] = value.encode()
         await self._guest.request(
             "POST", "/files", params=_query(path, user), headers=headers, content=body
         )
@@ -87,7 +90,9 @@ class Files:
     async def exists(self, path: str, *, user: str | None = None) -> bool:
         try:
             await self.stat(path, user=user)
-        except NotFound:
+        except NotFound as error:
+            if error.code != "not_found":  # the sandbox is gone
+                raise
             return False
         return True
 

@@ -6,6 +6,7 @@ What breaks off is explained: was the sandbox ended, did its guest die, or is th
 from __future__ import annotations
 
 import base64
+import math
 from collections.abc import AsyncGenerator, AsyncIterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -59,13 +60,18 @@ class Guest:
 
     @asynccontextmanager
     async def open(
-        self, verb: str, path: str, *, headers: Mapping[str, str] | None = None, **options: Any
+        self,
+        verb: str,
+        path: str,
+        *,
+        headers: Mapping[str, str | bytes] | None = None,
+        **options: Any,
     ) -> AsyncGenerator[httpx.Response]:
         """One plain request whose answer is read as it comes."""
-        headers = {**self.headers, **(headers or {})}
+        merged: dict[str, Any] = {**self.headers, **(headers or {})}
         try:
             async with self.client.http.stream(
-                verb, path, headers=headers, timeout=STREAM_TIMEOUT, **options
+                verb, path, headers=merged, timeout=STREAM_TIMEOUT, **options
             ) as response:
                 if response.is_error:
                     await response.aread()
@@ -90,7 +96,9 @@ class Guest:
             "Keepalive-Ping-Interval": str(KEEPALIVE_SECONDS),
             **_as_user(user),
         }
-        if deadline is not None:
+        if deadline is not None and math.isnan(deadline):
+            raise UserError("the deadline is no number")
+        if deadline is not None and not math.isinf(deadline):
             headers["Connect-Timeout-Ms"] = str(max(1, round(deadline * 1000)))
         decoder = Decoder()
         content = encode(dict(message))

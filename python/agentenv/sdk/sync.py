@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import AbstractAsyncContextManager
 from typing import Any, cast
 
+from agentenv.errors import UserError
 from agentenv.sdk.commands import Commands, Running
 from agentenv.sdk.files import Files
 from agentenv.sdk.ports import Ports
@@ -26,7 +27,12 @@ class _Loop:
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
-        threading.Thread(target=self._loop.run_forever, name="agentenv-sdk", daemon=True).start()
+        self._thread = threading.Thread(target=self._serve, name="agentenv-sdk", daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        self._loop.run_forever()
+        self._loop.close()
 
     def run(self, work: Awaitable[Any]) -> Any:
         """Wait for ``work``; an interrupt meanwhile cancels it."""
@@ -37,8 +43,15 @@ class _Loop:
             future.cancel()
             raise
 
+    def must_be_open(self) -> None:
+        """Raises UserError."""
+        if self._loop.is_closed():
+            raise UserError("this AgentEnv was closed", fix="open another one")
+
     def close(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
 
 
 async def _awaited(work: Awaitable[Any]) -> Any:
@@ -70,7 +83,12 @@ class AgentEnv(Face):
 
     def __init__(self, url: str | None = None, key: str | None = None) -> None:
         loop = _Loop()
-        super().__init__(loop, loop.run(_made(lambda: AsyncAgentEnv(url, key))))
+        try:
+            target = loop.run(_made(lambda: AsyncAgentEnv(url, key)))
+        except BaseException:
+            loop.close()
+            raise
+        super().__init__(loop, target)
 
     def __exit__(self, *what: Any) -> Any:
         try:
@@ -85,6 +103,7 @@ async def _made(make: Callable[[], Any]) -> Any:
 
 def _blocking(loop: _Loop, function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*words: Any, **named: Any) -> Any:
+        loop.must_be_open()
         return _faced(loop, function(*words, **named))
 
     return call

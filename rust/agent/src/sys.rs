@@ -152,6 +152,21 @@ pub fn make_node(path: &Path, mode: u32, device: (u32, u32)) -> io::Result<()> {
     checked(unsafe { libc::chmod(name.as_ptr(), mode & 0o7777) }).map(drop)
 }
 
+/// The next stretch of data in a file at or behind `at`, as (begin, end); None: there is none.
+pub fn next_data(fd: RawFd, at: u64) -> io::Result<Option<(u64, u64)>> {
+    let seek = |from: libc::off_t, what| {
+        // SAFETY: takes numbers.
+        let found = unsafe { libc::lseek(fd, from, what) };
+        u64::try_from(found).map_err(|_| io::Error::last_os_error())
+    };
+    let offset = |place: u64| libc::off_t::try_from(place).map_err(io::Error::other);
+    match seek(offset(at)?, libc::SEEK_DATA) {
+        Ok(begin) => Ok(Some((begin, seek(offset(begin)?, libc::SEEK_HOLE)?))),
+        Err(error) if error.raw_os_error() == Some(libc::ENXIO) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
 /// Size and free space of the file system at `path`, in bytes.
 pub fn disk_space(path: &Path) -> io::Result<(u64, u64)> {
     let path = c_string(path.as_os_str())?;

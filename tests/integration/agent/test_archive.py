@@ -4,6 +4,7 @@ import io
 import os
 import subprocess
 import tarfile
+import threading
 from pathlib import Path
 
 import pytest
@@ -119,6 +120,9 @@ def tar_of(*entries) -> bytes:
         tar_of(("../escaped", None)),
         tar_of(("link", "/"), ("link/escaped", None)),
         tar_of(("link", ".."), ("link/escaped", None)),
+        tar_of(("/aenv-escaped", None)),
+        tar_of(("d/" * 300 + "f", None)),
+        tar_of(("whole", None))[:1024],
         b"no archive" * 100,
         tar_of(("cut", None))[:600],
     ],
@@ -135,3 +139,53 @@ def test_what_is_not_there(agent):
     assert get(agent, "/nowhere").status_code == 404
     assert agent.http.get("/archive").status_code == 400
     assert post(agent, "/dev/null/x", tar_of(("f", None))).status_code == 400
+
+
+def test_an_absolute_name_touches_nothing_outside(agent, tmp_path):
+    outside = tmp_path / "outside"
+    outside.write_bytes(b"mine")
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as packed:
+        info = tarfile.TarInfo(str(outside))
+        info.type = tarfile.FIFOTYPE
+        packed.addfile(info)
+    for query in ({}, {"username": "nobody"}):
+        assert post(agent, tmp_path / "into", out.getvalue(), **query).status_code == 400
+    assert outside.read_bytes() == b"mine" and outside.stat().st_uid == os.getuid()
+
+
+def test_a_file_that_grows_while_it_is_packed_stays_one_entry(agent, tmp_path):
+    """Its content is not read as headers: here it is headers."""
+    folder = tmp_path / "pub"
+    folder.mkdir()
+    forged = tarfile.TarInfo("pub/forged").tobuf()
+    growing, stop = folder / "app.log", threading.Event()
+    growing.write_bytes(forged * 1000)
+    (folder / "zz").write_bytes(b"last")
+
+    def grow():
+        with growing.open("ab") as file:
+            while not stop.is_set():
+                file.write(forged * 100)
+
+    thread = threading.Thread(target=grow)
+    thread.start()
+    try:
+        for _ in range(5):
+            with tarfile.open(fileobj=io.BytesIO(get(agent, folder).content)) as packed:
+                assert packed.getnames() == ["pub", "pub/app.log", "pub/zz"]
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_comments_of_git_archive_are_passed_over(agent, tmp_path):
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", pax_headers={"comment": "x"}) as packed:
+        packed.addfile(tarfile.TarInfo("f"))
+    answer = post(agent, tmp_path / "into", out.getvalue(), username="nobody")
+    assert (answer.status_code, answer.json()) == (200, {"entries": 1})
+
+
+def test_the_root_is_not_packed(agent):
+    assert get(agent, "/").status_code == 400

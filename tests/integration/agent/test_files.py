@@ -229,3 +229,44 @@ def test_signatures_open_files_and_nothing_else(introduced, tmp_path):
     for route in ("/archive", "/metrics", "/tcp", "/envs"):
         assert http.get(route, params=signed(path)).status_code == 401, route
     assert http.get("/envs", headers={"X-Access-Token": TOKEN}).json()["FROM_HOST"] == "1"
+
+
+def test_gzip_of_several_members_and_none(agent, tmp_path):
+    headers = {**BINARY, "Content-Encoding": "gzip"}
+    both = gzip.compress(b"one") + gzip.compress(b"two")
+    assert put(agent, tmp_path / "f", both, headers).status_code == 200
+    assert (tmp_path / "f").read_bytes() == b"onetwo"
+    assert (
+        put(agent, tmp_path / "g", gzip.compress(b"one") + b"garbage", headers).status_code == 400
+    )
+
+
+def test_a_refused_upload_leaves_its_connection_usable(agent, tmp_path):
+    """Or says that it does not: the next request on it must not meet a closed one."""
+    refused = {**BINARY, "Content-Encoding": "br"}
+    for size in (300_000, 5_000_000):
+        for _ in range(10):
+            assert put(agent, tmp_path / "f", bytes(size), refused).status_code == 400
+            assert put(agent, tmp_path / "g", b"n").status_code == 200
+            bad = agent.http.post(
+                "/archive", params={"path": str(tmp_path / "a")}, content=bytes([1]) * size
+            )
+            assert bad.status_code == 400
+            assert put(agent, tmp_path / "g", b"n").status_code == 200
+
+
+def test_compose_keeps_what_is_its_destination_by_another_name(agent, tmp_path):
+    for name, data in (("a", b"1"), ("c", b"2")):
+        (tmp_path / name).write_bytes(data)
+    (tmp_path / "link").symlink_to("c")
+    message = {
+        "source_paths": [str(tmp_path / "a"), str(tmp_path / "c")],
+        "destination": str(tmp_path / "link"),
+    }
+    assert agent.http.post("/files/compose", json=message).status_code == 200
+    assert (tmp_path / "c").read_bytes() == b"12" and not (tmp_path / "a").exists()
+
+
+def test_a_loop_of_links_is_the_callers(agent, tmp_path):
+    (tmp_path / "loop").symlink_to("loop")
+    assert put(agent, tmp_path / "loop", b"1").status_code == 400

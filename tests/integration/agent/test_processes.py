@@ -1,6 +1,7 @@
 """Processes: their streams, their input, their end and everybody they started."""
 
 import base64
+import json
 import os
 import time
 from pathlib import Path
@@ -242,3 +243,22 @@ def test_the_deadline_of_any_call_is_kept(agent):
     assert b'"deadline_exceeded"' in answer.content
     agent.call("process.Process/SendSignal", {"process": {"pid": pid}, "signal": 9})
     assert ended(list(follow))["exited"] is False
+
+
+def test_keys_for_a_program_that_reads_none_stop_nobody(agent):
+    """Typed, given up, and its terminal closed meanwhile: the agent still answers."""
+    message = {"process": {"cmd": "/bin/sleep", "args": ["60"]}, "pty": {}}
+    follow = agent.follow("process.Process/Start", message)
+    pid = next(follow)["event"]["start"]["pid"]
+    keys = base64.b64encode(b"y" * 20_000).decode()
+    typing = {"process": {"pid": pid}, "input": {"pty": keys}}
+    with agent.connect() as waiting:  # stays, and waits for room
+        body = json.dumps(typing).encode()
+        head = f"POST /process.Process/SendInput HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        waiting.sendall(head.encode() + body)
+        late = agent.call("process.Process/SendInput", typing, **{"Connect-Timeout-Ms": "500"})
+        assert late.status_code == 504
+        agent.call("process.Process/SendSignal", {"process": {"pid": pid}, "signal": 9})
+        assert ended(list(follow))["exited"] is False
+        assert agent.http.get("/health").status_code == 204
+        assert waiting.recv(100).startswith(b"HTTP/1.1 ")

@@ -193,3 +193,41 @@ def test_programs_that_use_it_load_no_server_code():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+async def test_input_and_output_of_any_size_at_once(sandbox):
+    data = os.urandom(3_000_000)
+    assert (await sandbox.commands.run("cat", stdin=data)).stdout == data
+    assert (await sandbox.commands.run("head -c 5", stdin=data)).stdout == data[:5]
+    assert (await sandbox.commands.run("true", stdin=data)).exit_code == 0
+
+
+async def test_a_wait_that_was_given_up_can_be_taken_up(sandbox):
+    async with await sandbox.commands.start("read x; echo $x", stdin=True) as running:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(running.wait(), 0.2)
+        both = asyncio.gather(running.wait(), running.wait())
+        await asyncio.sleep(0)
+        await running.send(b"late\n")
+        assert [done.exit_code for done in await both] == [0, 0]
+
+
+async def test_arguments_that_cannot_be(sandbox, tmp_path):
+    with pytest.raises(UserError, match="empty"):
+        await sandbox.commands.run([])
+    assert (await sandbox.commands.run("echo 1", timeout=float("inf"))).text == "1\n"
+    with pytest.raises(UserError, match="printable"):
+        await sandbox.files.write(str(tmp_path / "f"), b"", metadata={"a": "b\nc"})
+    await sandbox.files.write(str(tmp_path / "f"), b"", metadata={"a": "ü"})
+    assert os.getxattr(tmp_path / "f", "user.e2b.a") == "ü".encode()
+
+
+def test_a_closed_face_says_so_and_leaves_no_thread():
+    from agentenv.sdk.sync import AgentEnv
+
+    before = threading.active_count()
+    with AgentEnv("http://127.0.0.1:9", "key") as env:
+        assert threading.active_count() == before + 1
+    assert threading.active_count() == before
+    with pytest.raises(UserError, match="closed"):
+        env.sandboxes()

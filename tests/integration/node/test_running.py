@@ -56,6 +56,25 @@ def test_a_kill_takes_what_a_command_has_put_aside(server, made, sandbox):
     assert len(listed) == 1
 
 
+def test_who_leaves_the_group_is_killed_all_the_same(server, made, sandbox):
+    """As a service manager in the guest may do with processes."""
+    script = "echo $$ > /sys/fs/cgroup/cgroup.procs; sleep 1357 & sleep 2468"
+    messages = run(server, made, script, **{"Connect-Timeout-Ms": "1500"})
+    assert messages[-1]["error"]["code"] == "deadline_exceeded"
+    until(lambda: sh(server, sandbox, "pgrep -f 'sleep [12][34]'").returncode == 1)
+
+
+def test_watchers_up_to_their_limit(server, made):
+    headers = {"E2b-Sandbox-Id": made["sandboxID"], "X-Access-Token": made["envdAccessToken"]}
+    with httpx.Client(base_url=server.url, headers=headers, timeout=60, trust_env=False) as client:
+
+        def call(method, **message):
+            return client.post(f"/filesystem.Filesystem/{method}", json=message)
+
+        ids = [call("CreateWatcher", path="/tmp").json()["watcherId"] for _ in range(200)]
+        assert all(call("RemoveWatcher", watcherId=found).status_code == 200 for found in ids)
+
+
 def test_a_daemon_outlives_the_command_that_ended(server, made, sandbox):
     assert ended(run(server, made, "setsid sleep 4321 & exit 0"))["exitCode"] == 0
     assert sh(server, sandbox, "pkill -f 'sleep [4]321'").returncode == 0

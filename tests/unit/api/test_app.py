@@ -236,7 +236,9 @@ async def test_the_network_is_read_back_and_replaced(http):
     assert (await http.get(path)).json()["allowInternetAccess"] is False
     assert (await http.put(f"{path}/network", json={})).status_code == 204
     assert (await http.get(path)).json()["allowInternetAccess"] is True
-    for bad in ({"allowOut": ["x y"]}, {"rules": {"a": []}}, {"allowOut": "1.1.1.1"}):
+    for bad in (
+        {"allowOut": ["x y"]}, {"rules": {"a": []}}, {"allowOut": "1.1.1.1"}, {"allowPublicTraffic": True},
+    ):  # fmt: skip
         assert (await http.put(f"{path}/network", json=bad)).status_code == 400
     assert (await http.put("/sandboxes/none/network", json={})).status_code == 404
 

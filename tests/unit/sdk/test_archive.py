@@ -102,17 +102,49 @@ async def test_links_times_and_odd_names(tmp_path):
             ("d", link("/etc")),
             ("d/aenv-hostile", {"data": b"x"}),
         ),
+        tar_of(
+            ("r", {"type": tarfile.DIRTYPE}),
+            ("r/s", link("../../victim")),
+            ("r/s", {"type": tarfile.DIRTYPE, "mode": 0o777}),
+        ),
+        tar_of(("h", link("not-in-the-archive", tarfile.LNKTYPE))),
+        tar_of(("f", {"data": b"x"}))[:1024],
+        tar_of(("f", {"data": b"x"}))[:1024] + b"damaged header" * 100,
+        tar_of(("f", {"data": b"x", "uid": 1 << 50})),
         b"garbage" * 1000,
         tar_of(("cut", {"data": b"x" * 5000}))[:2000],
     ],
 )
 async def test_what_would_be_written_elsewhere_is_refused(tmp_path, data):
-    folder = tmp_path / "folder"
+    folder, victim = tmp_path / "folder", tmp_path / "victim"
     folder.mkdir()
+    victim.mkdir(mode=0o700)
     with pytest.raises((GuestError, UserError)):
         await unpack(data, folder)
     assert not (tmp_path / "out").exists() and not os.path.exists("/etc/aenv-hostile")
-    assert [p.name for p in tmp_path.iterdir()] == ["folder"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["folder", "victim"]
+    assert victim.stat().st_mode & 0o777 == 0o700
+
+
+async def test_a_file_here_is_not_replaced_by_a_folder(tmp_path):
+    (tmp_path / "mine").write_bytes(b"precious")
+    with pytest.raises(UserError, match="cannot be written"):
+        await unpack(tar_of(("d", {"type": tarfile.DIRTYPE})), tmp_path, name="mine")
+    assert (tmp_path / "mine").read_bytes() == b"precious"
+
+
+async def test_times_before_the_epoch_and_trees_deeper_than_python(tmp_path):
+    deep = tmp_path / "tree"
+    for _ in range(1200):
+        deep /= "d"
+    subprocess.run(["mkdir", "-p", deep], check=True)
+    os.utime(tmp_path / "tree", (-100, -100))
+    data = await packed(tmp_path / "tree", "tree")
+    (tmp_path / "out").mkdir()
+    await unpack(data, tmp_path / "out")
+    assert (tmp_path / "out" / "tree").stat().st_mtime == 0
+    # pytest's own removal is recursive.
+    subprocess.run(["rm", "-r", tmp_path / "tree", tmp_path / "out"], check=True)
 
 
 async def test_setuid_and_devices_come_only_if_asked_for(tmp_path):

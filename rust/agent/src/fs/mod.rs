@@ -1,10 +1,11 @@
 //! Paths and metadata of files, as the in-guest protocol shows them.
 
-pub mod archive;
 pub mod entry;
 pub mod metadata;
 pub mod operations;
+pub mod pack;
 pub mod target;
+pub mod unpack;
 pub mod watch;
 
 use crate::state::Agent;

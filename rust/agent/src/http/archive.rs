@@ -2,7 +2,7 @@
 //! E2B's: an image may have no tar.
 
 use std::io::{self, BufWriter, Read, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use bytes::{Buf, Bytes};
 use http_body_util::BodyExt;
@@ -15,8 +15,8 @@ use tokio::time::timeout;
 
 use super::connect::channel_body;
 use super::upload::{bad, explain, silent, Failure, SILENCE};
-use super::{download, error, json_answer, query, Answer};
-use crate::fs::{archive, resolve};
+use super::{download, error, json_answer, query, refuse, Answer};
+use crate::fs::{pack::pack, resolve, unpack::unpack};
 use crate::state::Agent;
 
 /// Pieces on their way, either way.
@@ -29,6 +29,12 @@ pub async fn get(agent: &Agent, request: &Request<Incoming>) -> Answer {
         Ok(path) => path,
         Err((status, message)) => return error(status, &message),
     };
+    if path == Path::new("/") {
+        return error(
+            StatusCode::BAD_REQUEST,
+            "the root is not packed: name a folder in it",
+        );
+    }
     if let Err(failure) = std::fs::symlink_metadata(&path) {
         return download::explain(&path.to_string_lossy(), &failure);
     }
@@ -37,7 +43,7 @@ pub async fn get(agent: &Agent, request: &Request<Incoming>) -> Answer {
     tokio::task::spawn_blocking(move || {
         let _permit = permit;
         let out = Out(sender.clone());
-        if let Err(failure) = archive::pack(&path, BufWriter::with_capacity(CHUNK, out)) {
+        if let Err(failure) = pack(&path, BufWriter::with_capacity(CHUNK, out)) {
             let _ = sender.blocking_send(Err(failure)); // cuts the stream: it is not whole
         }
     });
@@ -49,16 +55,16 @@ pub async fn get(agent: &Agent, request: &Request<Incoming>) -> Answer {
 }
 
 /// Unpack below the folder `path`, which is made. Owners are the archive's, or `username`.
-pub async fn post(agent: &Agent, request: Request<Incoming>) -> Answer {
-    match receive(agent, request).await {
+pub async fn post(agent: &Agent, mut request: Request<Incoming>) -> Answer {
+    match receive(agent, &mut request).await {
         Ok(entries) => json_answer(StatusCode::OK, &json!({"entries": entries})),
-        Err((status, message)) => error(status, &message),
+        Err((status, message)) => refuse(request, error(status, &message)).await,
     }
 }
 
-async fn receive(agent: &Agent, request: Request<Incoming>) -> Result<u64, Failure> {
-    let folder = wanted_path(agent, &request)?;
-    let given = query(&request, "username");
+async fn receive(agent: &Agent, request: &mut Request<Incoming>) -> Result<u64, Failure> {
+    let folder = wanted_path(agent, request)?;
+    let given = query(request, "username");
     let maker = user(agent, given.as_deref())?;
     let owner = given.is_some().then_some((maker.uid, maker.gid));
     let (sender, receiver) = mpsc::channel(QUEUE);
@@ -66,9 +72,9 @@ async fn receive(agent: &Agent, request: Request<Incoming>) -> Result<u64, Failu
     let permit = permit().await;
     let unpacked = tokio::task::spawn_blocking(move || {
         let _permit = permit;
-        archive::unpack(&below, &maker, owner, In::new(receiver))
+        unpack(&below, &maker, owner, In::new(receiver))
     });
-    let mut body = request.into_body();
+    let body = request.body_mut();
     while let Some(frame) = timeout(SILENCE, body.frame()).await.map_err(|_| silent())? {
         let piece = frame.map_err(|failure| io::Error::other(failure.to_string()));
         let piece = piece.map(|frame| frame.into_data().unwrap_or_default());

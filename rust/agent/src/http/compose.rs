@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
 use hyper::body::Incoming;
@@ -60,6 +61,7 @@ async fn perform(agent: &Agent, request: Request<Incoming>) -> Result<PathBuf, F
 fn join(sources: &[PathBuf], wanted: Wanted) -> Result<(), Failure> {
     let destination = wanted.path.clone();
     let mut target = Target::new(wanted);
+    let mut files = Vec::new();
     for source in sources {
         let missing = |failure: io::Error| match failure.kind() {
             io::ErrorKind::NotFound => (
@@ -68,17 +70,23 @@ fn join(sources: &[PathBuf], wanted: Wanted) -> Result<(), Failure> {
             ),
             _ => explain(source, &failure),
         };
-        if !fs::metadata(source).map_err(missing)?.is_file() {
+        let found = fs::metadata(source).map_err(missing)?;
+        if !found.is_file() {
             return Err(bad(format!("'{}': not a regular file", source.display())));
         }
+        files.push((source, found.dev(), found.ino()));
         let mut content = File::open(source).map_err(missing)?;
         io::copy(&mut content, &mut target).map_err(|failure| explain(&destination, &failure))?;
     }
     target
         .finish()
         .map_err(|failure| explain(&destination, &failure))?;
-    for source in sources.iter().filter(|source| **source != destination) {
-        fs::remove_file(source).map_err(|failure| explain(source, &failure))?;
+    // One that is the destination, by whatever name, now holds the whole.
+    let whole = fs::metadata(&destination).map_err(|failure| explain(&destination, &failure))?;
+    for (source, device, inode) in files {
+        if (device, inode) != (whole.dev(), whole.ino()) {
+            fs::remove_file(source).map_err(|failure| explain(source, &failure))?;
+        }
     }
     Ok(())
 }

@@ -16,6 +16,7 @@ use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use http_body_util::combinators::BoxBody;
@@ -34,8 +35,9 @@ use crate::state::Agent;
 pub type Body = BoxBody<Bytes, io::Error>;
 pub type Answer = Response<Body>;
 
-/// Bytes of a body that are read although nobody wants them.
-const REFUSED_BODY: usize = 1 << 20;
+/// Bytes of a body that are read although nobody wants them, and the time for it.
+const REFUSED_BODY: usize = 64 << 20;
+const REFUSED_TIME: Duration = Duration::from_secs(10);
 
 pub async fn serve(listen: SocketAddr, agent: Arc<Agent>) -> io::Result<()> {
     let listener = TcpListener::bind(listen).await?;
@@ -118,10 +120,18 @@ async fn no_route(request: Request<Incoming>) -> Answer {
 /// An answer that does not depend on the body, which is read all the same: an unread one ends the
 /// connection, on which a proxy may already be sending the next request. A long one says so.
 pub async fn refuse(request: Request<Incoming>, mut answer: Answer) -> Answer {
-    let read = Limited::new(request.into_body(), REFUSED_BODY)
-        .collect()
-        .await;
-    if read.is_err() {
+    let mut rest = Limited::new(request.into_body(), REFUSED_BODY);
+    let read = async {
+        loop {
+            match rest.frame().await {
+                None => return true,
+                Some(Ok(_)) => {}
+                Some(Err(_)) => return false,
+            }
+        }
+    };
+    let whole = tokio::time::timeout(REFUSED_TIME, read).await;
+    if !whole.unwrap_or(false) {
         let close = hyper::header::HeaderValue::from_static("close");
         answer
             .headers_mut()

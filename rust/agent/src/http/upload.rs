@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use bytes::Bytes;
-use flate2::write::GzDecoder;
+use flate2::write::MultiGzDecoder;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use hyper::header::{CONTENT_ENCODING, CONTENT_TYPE};
@@ -14,7 +14,7 @@ use serde_json::{json, Value};
 use tokio::sync::OwnedMutexGuard;
 use tokio::time::timeout;
 
-use super::{error, json_answer, query, Answer};
+use super::{error, json_answer, query, refuse, Answer};
 use crate::fs::metadata::{self, Metadata};
 use crate::fs::resolve;
 use crate::fs::target::{self, Target, Wanted};
@@ -37,18 +37,18 @@ struct How {
 /// A failed upload: status and message.
 pub type Failure = (StatusCode, String);
 
-pub async fn post(agent: &Agent, request: Request<Incoming>) -> Answer {
-    match receive(agent, request).await {
+pub async fn post(agent: &Agent, mut request: Request<Incoming>) -> Answer {
+    match receive(agent, &mut request).await {
         Ok(written) => json_answer(StatusCode::OK, &json!(written)),
-        Err((status, message)) => error(status, &message),
+        Err((status, message)) => refuse(request, error(status, &message)).await,
     }
 }
 
-async fn receive(agent: &Agent, request: Request<Incoming>) -> Result<Vec<Value>, Failure> {
+async fn receive(agent: &Agent, request: &mut Request<Incoming>) -> Result<Vec<Value>, Failure> {
     let user = agent
-        .user(query(&request, "username").as_deref())
+        .user(query(request, "username").as_deref())
         .map_err(|message| (StatusCode::UNAUTHORIZED, message))?;
-    let path = query(&request, "path").filter(|path| !path.is_empty());
+    let path = query(request, "path").filter(|path| !path.is_empty());
     let header = |name| {
         request
             .headers()
@@ -64,14 +64,14 @@ async fn receive(agent: &Agent, request: Request<Incoming>) -> Result<Vec<Value>
     let how = How {
         user,
         gzip,
-        metadata: noted(&request)?,
+        metadata: noted(request)?,
     };
     if let Ok(boundary) = multer::parse_boundary(&kind) {
-        return receive_form(agent, &how, path, boundary, request.into_body()).await;
+        return receive_form(agent, &how, path, boundary, request.body_mut()).await;
     }
     let path = path.ok_or_else(|| bad("the path query parameter is missing".to_owned()))?;
     let mut upload = Upload::begin(agent, &how, &path)?;
-    let mut body = request.into_body();
+    let body = request.body_mut();
     while let Some(frame) = timeout(SILENCE, body.frame()).await.map_err(|_| silent())? {
         match frame {
             Ok(frame) => upload.write(frame.into_data().unwrap_or_default()).await?,
@@ -99,7 +99,7 @@ async fn receive_form(
     how: &How,
     path: Option<String>,
     boundary: String,
-    body: Incoming,
+    body: &mut Incoming,
 ) -> Result<Vec<Value>, Failure> {
     let malformed = |failure: multer::Error| bad(format!("malformed form: {failure}"));
     let mut form = multer::Multipart::new(body.into_data_stream(), boundary);
@@ -141,8 +141,10 @@ fn broken_off() -> Failure {
 
 pub fn explain(path: &Path, failure: &io::Error) -> Failure {
     let path = path.display();
-    if failure.raw_os_error() == Some(libc::ENXIO) {
-        return bad(format!("'{path}': not a regular file")); // a pipe that nobody reads
+    match failure.raw_os_error() {
+        Some(libc::ENXIO) => return bad(format!("'{path}': not a regular file")), // an unread pipe
+        Some(libc::ELOOP) => return bad(format!("'{path}': {failure}")),
+        _ => {}
     }
     match failure.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => (
@@ -150,7 +152,7 @@ pub fn explain(path: &Path, failure: &io::Error) -> Failure {
             "not enough disk space".to_owned(),
         ),
         io::ErrorKind::IsADirectory => bad(format!("path '{path}' is a directory")),
-        io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof => {
+        io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof | io::ErrorKind::WriteZero => {
             bad(format!("the gzip data for '{path}' are damaged"))
         }
         io::ErrorKind::NotADirectory
@@ -245,13 +247,13 @@ pub fn describe(path: &Path) -> Value {
 
 enum Sink {
     Plain(Target),
-    Gzip(Box<GzDecoder<Target>>),
+    Gzip(Box<MultiGzDecoder<Target>>),
 }
 
 impl Sink {
     fn new(target: Target, gzip: bool) -> Self {
         if gzip {
-            Self::Gzip(Box::new(GzDecoder::new(target)))
+            Self::Gzip(Box::new(MultiGzDecoder::new(target)))
         } else {
             Self::Plain(target)
         }

@@ -157,6 +157,10 @@ fn refused(path: &str, error: &io::Error) -> Fault {
             let message = "the guest has no inotify watches left (fs.inotify.max_user_watches)";
             Fault::new(Code::ResourceExhausted, message)
         }
+        _ if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => {
+            let message = "the guest has no inotify instances left (fs.inotify.max_user_instances)";
+            Fault::new(Code::ResourceExhausted, message)
+        }
         io::ErrorKind::Unsupported => {
             let message = format!("'{path}' is on a network mount, whose changes may not be seen");
             Fault::new(Code::InvalidArgument, message)

@@ -106,6 +106,8 @@ pub fn system() {
             println!("agentenv-init: {message}");
         }
     }
+    // A watch is an inotify instance; the kernel's default of 128 is for all of root's.
+    let _ = fs::write("/proc/sys/fs/inotify/max_user_instances", "8192");
     shared_tmp("/tmp");
     shared_tmp("/var/tmp");
     for (link, target) in [

@@ -57,19 +57,23 @@ impl Group {
         Some(opened.into())
     }
 
-    /// Signal every process in it; `leader` is the one it was made for.
+    /// Signal every process in it, and those of the tree of `leader`, for which it was made: root in
+    /// the guest may have moved some elsewhere, as service managers do.
     pub fn signal(&self, leader: libc::pid_t, signal: libc::c_int) -> io::Result<()> {
-        match &self.0 {
-            Some(folder) if signal == libc::SIGKILL => fs::write(folder.join("cgroup.kill"), "1"),
-            Some(folder) => {
-                let members = fs::read_to_string(folder.join("cgroup.procs"))?;
-                for pid in members.lines().filter_map(|line| line.parse().ok()) {
-                    ignore_gone(sys::kill(pid, signal))?;
-                }
-                Ok(())
+        let mut told = HashSet::new();
+        if let Some(folder) = &self.0 {
+            if signal == libc::SIGKILL {
+                fs::write(folder.join("cgroup.kill"), "1")?;
+            } else {
+                tell(members_of(folder), signal, &mut told)?;
             }
-            None => signal_tree(leader, signal),
         }
+        for _ in 0..ROUNDS {
+            if !tell(tree_of(leader), signal, &mut told)? {
+                break;
+            }
+        }
+        Ok(())
     }
 
     /// Whether the kernel killed a process of it for want of memory.
@@ -92,28 +96,36 @@ fn ignore_gone(result: io::Result<()>) -> io::Result<()> {
     }
 }
 
-/// Signal the leader's session, its process group and its descendants, each once; killing goes on
-/// until none is found any more.
-fn signal_tree(leader: libc::pid_t, signal: libc::c_int) -> io::Result<()> {
-    let mut told = HashSet::new();
-    for _ in 0..ROUNDS {
-        let found: Vec<_> = members(leader)
-            .into_iter()
-            .filter(|pid| !told.contains(pid))
-            .collect();
-        if found.is_empty() {
-            break;
-        }
-        for pid in found {
+/// Signal those that were not told yet; false if there was none.
+fn tell(
+    found: impl IntoIterator<Item = libc::pid_t>,
+    signal: libc::c_int,
+    told: &mut HashSet<libc::pid_t>,
+) -> io::Result<bool> {
+    let mut any = false;
+    for pid in found {
+        if told.insert(pid) {
             ignore_gone(sys::kill(pid, signal))?;
-            told.insert(pid);
+            any = true;
         }
     }
-    Ok(())
+    Ok(any)
+}
+
+/// The processes of a cgroup and of those below it.
+fn members_of(folder: &Path) -> Vec<libc::pid_t> {
+    let text = fs::read_to_string(folder.join("cgroup.procs")).unwrap_or_default();
+    let mut found: Vec<_> = text.lines().filter_map(|line| line.parse().ok()).collect();
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            found.extend(members_of(&entry.path()));
+        }
+    }
+    found
 }
 
 /// The leader, those of its session, and whoever descends from one of them.
-fn members(leader: libc::pid_t) -> HashSet<libc::pid_t> {
+fn tree_of(leader: libc::pid_t) -> HashSet<libc::pid_t> {
     let all: Vec<Kin> = fs::read_dir("/proc")
         .into_iter()
         .flatten()

@@ -72,8 +72,13 @@ impl Terminal {
     async fn put(&self, mut data: &[u8]) -> io::Result<()> {
         while !data.is_empty() {
             let mut ready = self.ours.writable().await?;
-            if let Ok(written) = ready.try_io(|file| file.get_ref().write(data)) {
-                data = &data[written?..];
+            let hung_up = ready.ready().is_write_closed() || ready.ready().is_read_closed();
+            match ready.try_io(|file| file.get_ref().write(data)) {
+                Ok(Ok(0)) => return Err(io::ErrorKind::BrokenPipe.into()),
+                Ok(written) => data = &data[written?..],
+                // Nobody has the other end: it stays "writable", and takes nothing any more.
+                Err(_) if hung_up => return Err(io::ErrorKind::BrokenPipe.into()),
+                Err(_) => {}
             }
         }
         Ok(())
