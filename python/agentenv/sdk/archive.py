@@ -196,6 +196,7 @@ class Unpacker:
         self._folder, self._name, self._special = folder, name, special
         self._made: set[str] = set()
         self._folders: dict[str, tarfile.TarInfo] = {}
+        self._passed: set[str] = set()  # folders that were looked at, and stay folders
 
     def run(self, fd: int) -> None:
         with open(fd, "rb", buffering=CHUNK) as source:
@@ -226,6 +227,7 @@ class Unpacker:
             if not _is_folder(place):
                 place.mkdir(mode=0o700)  # its own mode comes at the end
             self._folders[info.name] = info
+            self._passed.add(info.name)
             return
         if os.path.lexists(place) and not _is_folder(place):
             place.unlink()
@@ -252,11 +254,15 @@ class Unpacker:
         parts = name.split("/")
         if any(part in ("", ".", "..") for part in parts):
             raise ValueError(f"the name {name!r} leads out of the folder")
+        parent = name.rpartition("/")[0]
+        if parent in self._passed:
+            return
         place = self._folder
         for part in parts[:-1]:
             place /= part
             if not _is_folder(place):
                 raise ValueError(f"{name!r} lies behind {place}, which is no folder")
+        self._passed.add(parent)
 
 
 def _is_folder(place: Path) -> bool:

@@ -11,6 +11,8 @@ PANIC_MARK = "Kernel panic"
 GUEST_OOM_MARK = "Out of memory"
 INIT_FATAL_MARK = "agentenv-init: fatal"
 
+LINES_KEPT = 40  # of the console, for the post-mortem
+
 
 def decide(
     *,
@@ -22,7 +24,7 @@ def decide(
 ) -> ExitCause:
     """``status`` is None when nobody saw the end, negative for a signal; ``asked``: by us."""
     kind, reason = _kind(status, asked, oom_kills, console, engine_log)
-    return ExitCause(kind, reason, status, tuple(console))
+    return ExitCause(kind, reason, status, tuple(console[-LINES_KEPT:]))
 
 
 def _kind(

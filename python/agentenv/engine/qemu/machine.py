@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 
 CONSOLE_MAX = 4 << 20  # bytes; above this the older part is cut off
 CONSOLE_KEPT = 256 << 10
+LINES_JUDGED = 400  # of the console: a panic's own words can stand far above its end
 TRIM_INTERVAL = 30.0  # seconds between looks at the console's size
 TAIL_READ = 64 << 10
 SOCKET_DEADLINE = 30.0  # seconds from the process's start to its control socket
@@ -119,7 +120,7 @@ class QemuMachine:
             status=status.exit_status if status else None,
             asked=self._asked,
             oom_kills=self._cgroups.oom_kills(self._spec.cgroup),
-            console=self.console_tail(),
+            console=self.console_tail(LINES_JUDGED),
             engine_log=tail(self._files.log, 5),
         )
         await self._cgroups.remove(self._spec.cgroup)

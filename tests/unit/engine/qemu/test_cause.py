@@ -16,6 +16,7 @@ PANIC = ("boot", "[ 1.0] Kernel panic - not syncing: sysrq triggered crash", "[ 
         ({"status": -9, "oom_kills": 1, "asked": True}, ExitKind.STOPPED, "request"),
         ({"status": 0}, ExitKind.STOPPED, "powered itself off"),
         ({"status": 0, "console": PANIC}, ExitKind.PANIC, "sysrq triggered"),
+        ({"status": 0, "console": (*PANIC, *["trace"] * 60)}, ExitKind.PANIC, "sysrq triggered"),
         ({"status": 0, "console": ("agentenv-init: fatal: no disk",)}, ExitKind.FAILED, "no disk"),
         ({"status": None}, ExitKind.UNKNOWN, "nobody watched"),
         ({"status": 1, "engine_log": ("a", "qemu: bad -device")}, ExitKind.FAILED, "bad -device"),
@@ -27,4 +28,4 @@ def test_the_cause_is_the_most_telling_fact(facts, kind, word):
     defaults = {"status": 0, "asked": False, "oom_kills": 0, "console": (), "engine_log": ()}
     cause = decide(**{**defaults, **facts})
     assert cause.kind is kind and word in cause.reason
-    assert cause.status == facts["status"]
+    assert cause.status == facts["status"] and len(cause.console) <= 40
