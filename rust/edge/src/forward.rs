@@ -1,12 +1,17 @@
 //! The path of one request: whom it is for, whether it may pass, there and back.
 
 use std::convert::Infallible;
+use std::future::poll_fn;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
+use bytes::Bytes;
 use hyper::body::{Body, Incoming};
-use hyper::header::{HeaderMap, HeaderName};
+use hyper::header::{HeaderMap, HeaderName, HeaderValue, CONNECTION};
 use hyper::http::request::Parts;
 use hyper::{Method, Request, Response, StatusCode, Version};
+use tokio::time::timeout;
 use tokio_util::task::TaskTracker;
 
 use crate::answer::Answer;
@@ -25,6 +30,10 @@ use crate::upstream::{Api, Lease, Upstream};
 
 const TRAFFIC_TOKEN: HeaderName = HeaderName::from_static("e2b-traffic-access-token");
 
+/// Bytes of a body that are read although nobody wants them, and the time for it.
+const UNWANTED: usize = 1 << 20;
+const PATIENCE: Duration = Duration::from_secs(1);
+
 /// What every request needs to know.
 #[derive(Debug)]
 pub struct Edge {
@@ -41,14 +50,39 @@ pub async fn handle(
     request: Request<Incoming>,
 ) -> Result<Response<Reply>, Infallible> {
     let (mut head, body) = request.into_parts();
-    let passed = match admit(&edge, &mut head) {
+    let (version, bare) = (head.version, body.is_end_stream());
+    let (answer, unread) = match admit(&edge, &mut head) {
         Ok(upstream) => {
             let request = Request::from_parts(head, body);
-            pass(&edge, client, upstream, request).await
+            match pass(&edge, client, upstream, request).await {
+                Ok(response) => return Ok(response),
+                Err(answer) => (answer, !bare),
+            }
         }
-        Err(answer) => Err(answer),
+        Err(answer) => (answer, !drained(body).await),
     };
-    Ok(passed.unwrap_or_else(|answer| answer.response()))
+    let mut response = answer.response();
+    if unread && version < Version::HTTP_2 {
+        // The connection cannot be used again; a client that is not told would try.
+        let close = HeaderValue::from_static("close");
+        response.headers_mut().insert(CONNECTION, close);
+    }
+    Ok(response)
+}
+
+/// Reads the body of a request that is not passed on; false if it is long, or long in coming.
+async fn drained(mut body: Incoming) -> bool {
+    let read = async {
+        let mut size = 0;
+        while let Some(frame) = poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await {
+            size += frame.map_or(UNWANTED, |f| f.data_ref().map_or(0, Bytes::len));
+            if size >= UNWANTED {
+                return false;
+            }
+        }
+        true
+    };
+    timeout(PATIENCE, read).await.unwrap_or(false)
 }
 
 /// Finds the upstream and adapts the request to it, or says why it may not pass.
