@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import sys
 import time
 
 import e2b
@@ -130,3 +131,6 @@ async def main():
 
 if __name__ == "__main__":
     asyncio.run(main())
+    # The SDK's native HTTP threads (pyqwest) can abort an interpreter that is being finalized.
+    sys.stdout.flush()
+    os._exit(0)

@@ -134,7 +134,10 @@ def test_a_killed_supervisor_and_data_plane_come_back(own):
     made = own.create("base", timeout=600)["sandboxID"]
     for name in ("agentenv.host.supervisor", "agentenv-edge"):
         for entry in Path("/proc").glob("[0-9]*/cmdline"):
-            text = entry.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            try:
+                text = entry.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            except OSError:
+                continue  # it ended meanwhile
             if name in text and str(own_runtime(own)) in text:
                 os.kill(int(entry.parent.name), signal.SIGKILL)
     own.kill()
