@@ -18,9 +18,19 @@ from pathlib import Path
 
 import httpx
 
+ROOT = Path(__file__).parents[1]
 AENV = (str(Path(sys.executable).with_name("aenv")),)
 BASE_IMAGE = "debootstrap:bookworm+python3,procps"
 START_DEADLINE = 60.0
+
+
+def built(name: str) -> Path:
+    """One of our Rust programs."""
+    folders = [os.environ.get("AENV_BIN_DIR"), ROOT / "target/release", "/opt/agentenv/bin"]
+    for folder in filter(None, folders):
+        if (path := Path(folder) / name).exists():
+            return path
+    raise AssertionError(f"{name} is not built; run: make build")
 
 
 def free_port() -> int:
@@ -124,6 +134,15 @@ class TestServer:
             "E2B_SANDBOX_URL": self.url,
             "E2B_API_KEY": self.key,
         }
+
+    def hold(self, steps: int, *words: str | Path) -> None:
+        """Run a program that drives an official SDK and says `held` after each of its steps."""
+        done = subprocess.run(
+            words, env=self.sdk_environment(), capture_output=True, text=True, timeout=500
+        )
+        print(done.stdout)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.stdout.count("held ") == steps
 
     def inspect(self, sandbox_id: str) -> dict:
         return json.loads(self.cli("inspect", sandbox_id, check=True).stdout)

@@ -37,22 +37,22 @@ def command(
     """
     if len(words) < 2:
         raise UserError("cp needs a source and a target", fix="aenv cp SOURCE... TARGET")
-    *sources, target = words
-    inside = {split(word)[0] for word in sources}
-    if len(inside) > 1 or inside == {split(target)[0]}:
+    *sources, target = (split(word) for word in words)
+    from_id, into_id = sources[0][0], target[0]
+    if any(source[0] != from_id for source in sources) or (from_id is None) == (into_id is None):
         raise UserError(
             "one side must be in a sandbox and the other on this machine",
             fix="name the first ID:PATH",
         )
+    many = len(sources) > 1
 
     async def work(client: Client) -> None:
-        sandbox_id = split(target)[0] or inside.pop()
-        sandbox = Sandbox(client, await client.sandbox(str(sandbox_id)))
-        for source in sources:
-            if split(target)[0]:
-                await _into(sandbox, Path(source), split(target)[1], len(sources) > 1, user)
+        sandbox = Sandbox(client, await client.sandbox(str(into_id or from_id)))
+        for _, path in sources:
+            if into_id:
+                await _into(sandbox, Path(path), target[1], many, user)
             else:
-                await _out(sandbox, split(source)[1], Path(target), len(sources) > 1, special)
+                await _out(sandbox, path, Path(target[1]), many, special)
 
     ask(home, url, work)
 

@@ -11,6 +11,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from agentenv.concurrency import Tasks
@@ -118,7 +119,8 @@ class Sampler:
                     guest = await sandbox.stats(GUEST_DEADLINE)
                     sample = _from_guest(now, percent, cpus, guest)
                 else:
-                    sample = _again(last, now, percent)
+                    # A guest that slept uses what it used.
+                    sample = replace(last, time=now, cpu_percent=percent)
             await self._store.add(sandbox.id, sample)
         except AgentEnvError as error:
             log.debug("no sample of %s: %s", sandbox.id, error.message)
@@ -129,11 +131,3 @@ class Sampler:
 def _from_guest(now: float, percent: float, cpus: int, guest: dict[str, float]) -> Sample:
     names = ("mem_used", "mem_total", "mem_cache", "disk_used", "disk_total")
     return Sample(now, percent, cpus, *(int(guest[name]) for name in names))
-
-
-def _again(last: Sample, now: float, percent: float) -> Sample:
-    """A guest that slept uses what it used."""
-    return Sample(
-        now, percent, last.cpus, last.memory_used, last.memory_total, last.memory_cache,
-        last.disk_used, last.disk_total,
-    )  # fmt: skip

@@ -61,7 +61,7 @@ def _add(tar: tarfile.TarFile, source: Path, name: str) -> None:
     while waiting:
         path, inner = waiting.pop()
         _add_one(tar, path, inner)
-        if path.is_dir() and not path.is_symlink():
+        if _is_folder(path):
             names = sorted(os.listdir(path), reverse=True)
             waiting += [(path / child, f"{inner}/{child}") for child in names]
 

@@ -58,7 +58,7 @@ class Processes:
     def __init__(self, client: Client, sandbox: Mapping[str, Any]) -> None:
         self._guest = Guest(client, sandbox)
 
-    async def start(
+    def start(
         self,
         argv: tuple[str, ...],
         *,
@@ -84,18 +84,12 @@ class Processes:
             request["pty"] = terminal.message()
         if tag:
             request["tag"] = tag
-        stream = self._guest.stream("process.Process/Start", request, user, deadline)
-        async with aclosing(_events(stream)) as events:
-            async for event in events:
-                yield event
+        return _events(self._guest.stream("process.Process/Start", request, user, deadline))
 
-    async def connect(self, pid: int) -> AsyncGenerator[Event, None]:
+    def connect(self, pid: int) -> AsyncGenerator[Event, None]:
         """Events of a process that runs, from now on. Raises NotFound."""
         request = {"process": {"pid": pid}}
-        stream = self._guest.stream("process.Process/Connect", request)
-        async with aclosing(_events(stream)) as events:
-            async for event in events:
-                yield event
+        return _events(self._guest.stream("process.Process/Connect", request))
 
     async def list(self) -> list[dict[str, Any]]:
         """Those that run: ``pid``, ``config`` (cmd, args, envs, cwd) and ``tag``."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -15,20 +14,12 @@ from pathlib import Path
 
 import httpx
 import pytest
+from tests.server import built
 
 from agentenv.sdk import envelope
 
-REPOSITORY = Path(__file__).parents[3]
 TOKEN = "secret-of-this-sandbox"
 START_DEADLINE = 10.0
-
-
-def binary() -> Path:
-    folders = [os.environ.get("AENV_BIN_DIR"), REPOSITORY / "target/release", "/opt/agentenv/bin"]
-    for folder in filter(None, folders):
-        if (path := Path(folder) / "agentenv-agent").exists():
-            return path
-    raise AssertionError("agentenv-agent is not built; run: make build")
 
 
 @dataclass
@@ -90,7 +81,7 @@ def ended(messages: list[dict]) -> dict:
 def running(*options: str):
     """An agent on a port of its own; it must be alive at the end."""
     process = subprocess.Popen(
-        [binary(), "--listen", "127.0.0.1:0", *options], stdout=subprocess.PIPE
+        [built("agentenv-agent"), "--listen", "127.0.0.1:0", *options], stdout=subprocess.PIPE
     )
     try:
         line = process.stdout.readline().decode()

@@ -3,11 +3,11 @@
 import base64
 import json
 import os
-import time
 from pathlib import Path
 
 import pytest
 from tests.integration.agent.conftest import ended, output, start
+from tests.waiting import until
 
 from agentenv.sdk import envelope
 
@@ -18,13 +18,6 @@ def gone(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] == "Z"
     except FileNotFoundError:
         return True
-
-
-def wait_until(condition, seconds=10.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come true"
-        time.sleep(0.01)
 
 
 def pid_of(messages) -> int:
@@ -52,7 +45,7 @@ def test_output_before_the_deadline_is_delivered_and_descendants_die(agent, tmp_
     assert output(messages) == b"early\n"
     assert messages[-1]["end"]["error"]["code"] == "deadline_exceeded"
     left = [int(pids.read_text()), int(Path(f"{pids}.own").read_text())]
-    wait_until(lambda: all(gone(pid) for pid in left))
+    until(lambda: all(gone(pid) for pid in left))
 
 
 def test_the_deadline_holds_though_the_starter_has_left(agent, tmp_path):
@@ -62,7 +55,7 @@ def test_the_deadline_holds_though_the_starter_has_left(agent, tmp_path):
     pid = next(follow)["event"]["start"]["pid"]
     follow.close()
     assert not gone(pid)
-    wait_until(lambda: gone(pid))
+    until(lambda: gone(pid))
 
 
 def test_killing_takes_descendants(agent, tmp_path):
@@ -78,7 +71,7 @@ def test_killing_takes_descendants(agent, tmp_path):
     assert answer.status_code == 200
     rest = list(follow)
     assert ended(rest)["status"] == "signal: killed"
-    wait_until(lambda: gone(int(pids.read_text())))
+    until(lambda: gone(int(pids.read_text())))
 
 
 def test_the_end_does_not_wait_for_who_holds_the_pipe(agent, tmp_path):
@@ -138,6 +131,15 @@ def until_seen(follow, needle: bytes) -> None:
         seen += output([next(follow)], "pty")
 
 
+def in_terminal(agent, shell: str, script: str, pty: dict):
+    """A script that has said `ready` in a terminal: its messages from there on, and its pid."""
+    message = {"process": {"cmd": shell, "args": ["-c", script]}, "pty": pty}
+    follow = agent.follow("process.Process/Start", message)
+    pid = pid_of([next(follow)])
+    until_seen(follow, b"ready")
+    return follow, pid
+
+
 def typed(agent, pid, data: bytes):
     message = {"process": {"pid": pid}, "input": {"pty": base64.b64encode(data).decode()}}
     answer = agent.call("process.Process/SendInput", message)
@@ -148,12 +150,7 @@ def typed(agent, pid, data: bytes):
 def test_a_terminal_takes_lines_of_any_length(agent, length):
     """The kernel keeps 4095 bytes of a line and drops the rest; nothing may be cut here."""
     script = "stty -echo; echo ready; read -r line; printf %s ${#line}"
-    message = {
-        "process": {"cmd": "/bin/bash", "args": ["-c", script]}, "pty": {"size": {"cols": 80, "rows": 24}},
-    }  # fmt: skip
-    follow = agent.follow("process.Process/Start", message)
-    pid = next(follow)["event"]["start"]["pid"]
-    until_seen(follow, b"ready")
+    follow, pid = in_terminal(agent, "/bin/bash", script, {"size": {"cols": 80, "rows": 24}})
     typed(agent, pid, b"x" * length + b"\n")
     rest = list(follow)
     assert output(rest, "pty").strip() == str(length).encode()
@@ -161,10 +158,7 @@ def test_a_terminal_takes_lines_of_any_length(agent, length):
 
 def test_a_raw_terminal_gets_every_byte(agent):
     script = "stty raw -echo; echo ready; head -c 9000 | sha256sum"
-    message = {"process": {"cmd": "/bin/sh", "args": ["-c", script]}, "pty": {}}
-    follow = agent.follow("process.Process/Start", message)
-    pid = next(follow)["event"]["start"]["pid"]
-    until_seen(follow, b"ready")
+    follow, pid = in_terminal(agent, "/bin/sh", script, {})
     data = bytes(range(256)) * 36
     typed(agent, pid, data[:9000])
     import hashlib
@@ -174,12 +168,7 @@ def test_a_raw_terminal_gets_every_byte(agent):
 
 def test_a_terminal_is_resized_and_interrupted(agent):
     script = "trap 'stty size' WINCH; trap 'echo INT; exit 7' INT; echo ready; while :; do sleep 0.05; done"
-    message = {
-        "process": {"cmd": "/bin/bash", "args": ["-c", script]}, "pty": {"size": {"cols": 80, "rows": 24}},
-    }  # fmt: skip
-    follow = agent.follow("process.Process/Start", message)
-    pid = next(follow)["event"]["start"]["pid"]
-    until_seen(follow, b"ready")
+    follow, pid = in_terminal(agent, "/bin/bash", script, {"size": {"cols": 80, "rows": 24}})
     size = {"process": {"pid": pid}, "pty": {"size": {"cols": 132, "rows": 50}}}
     assert agent.call("process.Process/Update", size).status_code == 200
     until_seen(follow, b"50 132")

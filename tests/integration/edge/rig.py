@@ -14,22 +14,15 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from tests.server import built
+
 from agentenv.node.edge import EdgeClient, Route, Traffic, edge_argv
 
-REPOSITORY = Path(__file__).parents[3]
 GUEST, GATEWAY = "10.233.0.2", "10.233.0.1"
 PORT, WEBSOCKET_PORT, AGENT_PORT = 8080, 8081, 49983
 ID = "abcd0123456789efghij"
 MARK = {"EDGE_TESTS_OF": str(os.getpid())}  # by which what was left is known
 _numbers = itertools.count()
-
-
-def edge_binary() -> Path:
-    folders = [os.environ.get("AENV_BIN_DIR"), REPOSITORY / "target/release", "/opt/agentenv/bin"]
-    for folder in filter(None, folders):
-        if (path := Path(folder) / "agentenv-edge").exists():
-            return path
-    raise AssertionError("agentenv-edge is not built; run: make build")
 
 
 def ip(*words: str) -> None:
@@ -138,7 +131,7 @@ class Edge:
 
 def argv(folder: Path, *, port: int = 0, **options) -> tuple[str, ...]:
     return edge_argv(
-        edge_binary(),
+        built("agentenv-edge"),
         listen=[f"127.0.0.1:{port}"],
         api=folder / "api.sock",
         control=folder / "control.sock",

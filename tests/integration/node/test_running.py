@@ -2,12 +2,12 @@
 
 import concurrent.futures
 import json
-import time
 
 import httpx
 import pytest
 from tests.integration.agent.conftest import ended, output, start
 from tests.integration.node.test_sandboxes import sh
+from tests.waiting import until
 
 from agentenv.sdk import envelope
 
@@ -35,14 +35,6 @@ def run(server, made, script, **headers):
         headers=headers, timeout=120, trust_env=False,
     )  # fmt: skip
     return [message for _, message in envelope.Decoder().feed(answer.content)]
-
-
-def until(condition, seconds=30.0):
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "it did not come true"
-        time.sleep(0.1)
-    return found
 
 
 def test_a_kill_takes_what_a_command_has_put_aside(server, made, sandbox):

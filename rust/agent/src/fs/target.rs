@@ -62,14 +62,11 @@ impl Target {
 
     /// All content has been written: put it in its place.
     pub fn finish(mut self) -> io::Result<()> {
-        if self.open.is_none() {
+        let Some(mut open) = self.open.take() else {
             let mut open = Open::at(&self.wanted)?;
             let content = std::mem::take(&mut self.begun);
             let outcome = open.replace(&mut content.as_slice(), content.len() as u64);
             return open.close(&self.wanted, outcome);
-        }
-        let Some(mut open) = self.open.take() else {
-            return Ok(());
         };
         let outcome = match open.aside.take() {
             None => Ok(()),

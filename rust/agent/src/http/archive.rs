@@ -14,10 +14,11 @@ use tokio::sync::{mpsc, Semaphore, SemaphorePermit};
 use tokio::time::timeout;
 
 use super::connect::channel_body;
-use super::upload::{bad, explain, silent, Failure, SILENCE};
+use super::upload::{bad, explain, silent, user, Failure, SILENCE};
 use super::{download, error, json_answer, query, refuse, Answer};
 use crate::fs::{pack::pack, resolve, unpack::unpack};
 use crate::state::Agent;
+use crate::users::User;
 
 /// Pieces on their way, either way.
 const QUEUE: usize = 4;
@@ -25,8 +26,8 @@ const CHUNK: usize = 64 << 10;
 
 /// The tree at `path`, its entries below the path's last name.
 pub async fn get(agent: &Agent, request: &Request<Incoming>) -> Answer {
-    let path = match wanted_path(agent, request) {
-        Ok(path) => path,
+    let path = match wanted(agent, request) {
+        Ok((_, path)) => path,
         Err((status, message)) => return error(status, &message),
     };
     if path == Path::new("/") {
@@ -63,10 +64,9 @@ pub async fn post(agent: &Agent, mut request: Request<Incoming>) -> Answer {
 }
 
 async fn receive(agent: &Agent, request: &mut Request<Incoming>) -> Result<u64, Failure> {
-    let folder = wanted_path(agent, request)?;
-    let given = query(request, "username");
-    let maker = user(agent, given.as_deref())?;
-    let owner = given.is_some().then_some((maker.uid, maker.gid));
+    let (maker, folder) = wanted(agent, request)?;
+    let is_named = query(request, "username").is_some();
+    let owner = is_named.then_some((maker.uid, maker.gid));
     let (sender, receiver) = mpsc::channel(QUEUE);
     let below = folder.clone();
     let permit = permit().await;
@@ -95,19 +95,13 @@ async fn receive(agent: &Agent, request: &mut Request<Incoming>) -> Result<u64, 
         })
 }
 
-fn user(agent: &Agent, name: Option<&str>) -> Result<crate::users::User, Failure> {
-    agent
-        .user(name)
-        .map_err(|message| (StatusCode::UNAUTHORIZED, message))
-}
-
-fn wanted_path(agent: &Agent, request: &Request<Incoming>) -> Result<PathBuf, Failure> {
+/// Whose request it is, and the absolute path that it names.
+fn wanted(agent: &Agent, request: &Request<Incoming>) -> Result<(User, PathBuf), Failure> {
     let user = user(agent, query(request, "username").as_deref())?;
     let given = query(request, "path").filter(|path| !path.is_empty());
     let given = given.ok_or_else(|| bad("the path query parameter is missing".to_owned()))?;
-    resolve(agent, &user, &given)
-        .map(PathBuf::from)
-        .map_err(bad)
+    let path = resolve(agent, &user, &given).map_err(bad)?;
+    Ok((user, PathBuf::from(path)))
 }
 
 /// An archive holds a thread as long as its client likes; there must be others left.

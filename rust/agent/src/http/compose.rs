@@ -9,7 +9,7 @@ use hyper::body::Incoming;
 use hyper::{Request, StatusCode};
 use serde::Deserialize;
 
-use super::upload::{bad, describe, explain, Failure};
+use super::upload::{bad, describe, explain, user, Failure};
 use super::{connect, error, json_answer, Answer};
 use crate::fs::metadata::Metadata;
 use crate::fs::resolve;
@@ -38,9 +38,7 @@ async fn perform(agent: &Agent, request: Request<Incoming>) -> Result<PathBuf, F
     if message.source_paths.is_empty() || message.destination.is_empty() {
         return Err(bad("source_paths and destination are needed".to_owned()));
     }
-    let owner = agent
-        .user(message.username.as_deref())
-        .map_err(|message| (StatusCode::UNAUTHORIZED, message))?;
+    let owner = user(agent, message.username.as_deref())?;
     let path = |given: &String| resolve(agent, &owner, given).map(PathBuf::from);
     let sources: Result<Vec<PathBuf>, String> = message.source_paths.iter().map(path).collect();
     let sources = sources.map_err(bad)?;

@@ -45,9 +45,7 @@ pub async fn post(agent: &Agent, mut request: Request<Incoming>) -> Answer {
 }
 
 async fn receive(agent: &Agent, request: &mut Request<Incoming>) -> Result<Vec<Value>, Failure> {
-    let user = agent
-        .user(query(request, "username").as_deref())
-        .map_err(|message| (StatusCode::UNAUTHORIZED, message))?;
+    let user = user(agent, query(request, "username").as_deref())?;
     let path = query(request, "path").filter(|path| !path.is_empty());
     let header = |name| {
         request
@@ -124,6 +122,13 @@ async fn receive_form(
         return Err(bad("the form holds no part named 'file'".to_owned()));
     }
     Ok(written)
+}
+
+/// The user called `name`, or the default.
+pub fn user(agent: &Agent, name: Option<&str>) -> Result<User, Failure> {
+    agent
+        .user(name)
+        .map_err(|message| (StatusCode::UNAUTHORIZED, message))
 }
 
 pub fn bad(message: String) -> Failure {
