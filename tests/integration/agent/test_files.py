@@ -270,3 +270,17 @@ def test_compose_keeps_what_is_its_destination_by_another_name(agent, tmp_path):
 def test_a_loop_of_links_is_the_callers(agent, tmp_path):
     (tmp_path / "loop").symlink_to("loop")
     assert put(agent, tmp_path / "loop", b"1").status_code == 400
+
+
+def test_metadata_that_cannot_be_kept_leave_no_file(agent, tmp_path):
+    """ramfs has no user attributes."""
+    place = tmp_path / "ram"
+    place.mkdir()
+    subprocess.run(["mount", "-t", "ramfs", "none", place], check=True)
+    try:
+        answer = put(agent, place / "f", b"1", {**BINARY, "X-Metadata-a": "b"})
+        assert answer.status_code >= 400, answer.text
+        assert not (place / "f").exists()
+        assert put(agent, place / "f", b"1").status_code == 200
+    finally:
+        subprocess.run(["umount", place], check=True)

@@ -148,10 +148,17 @@ impl Open {
             },
             aside: None,
         };
-        if open.before == Before::Missing {
-            open.note(wanted)?;
+        let noted = match open.before {
+            Before::Missing => open.note(wanted),
+            Before::Empty | Before::Content => Ok(()), // once the content is whole
+        };
+        match noted {
+            Ok(()) => Ok(open),
+            Err(failure) => {
+                open.undo(path);
+                Err(failure)
+            }
         }
-        Ok(open)
     }
 
     fn note(&self, wanted: &Wanted) -> io::Result<()> {
