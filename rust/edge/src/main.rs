@@ -105,7 +105,7 @@ async fn run(options: Options, files: u64) -> io::Result<()> {
         .transpose()?
         .map(Arc::new);
     let listeners = bind(&options)?;
-    let (control, place) = control::bind(&options.control)?;
+    let (control, place) = agentenv_control::bind(&options.control)?;
     announce(&listeners)?;
     let edge = Arc::new(Edge {
         table: Arc::new(Table::default()),
@@ -119,7 +119,12 @@ async fn run(options: Options, files: u64) -> io::Result<()> {
         resolvers: Arc::clone(&resolvers),
         draining: draining.clone(),
     };
-    tokio::spawn(control::serve(control, place, ops));
+    tokio::spawn(agentenv_control::serve(
+        control,
+        place,
+        draining.clone(),
+        ops,
+    ));
     tokio::spawn(sweep(Arc::clone(&edge), tls.clone()));
     let door = Door {
         edge: Arc::clone(&edge),

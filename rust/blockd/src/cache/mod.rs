@@ -1,0 +1,293 @@
+//! What of the store is on this machine: tables and chunks of layers, bounded in space.
+//!
+//! `DIR/ab/<id>.table` is the layer's table, `.data` its chunks (`file`), `.whole` says that all are
+//! there. A layer that no open stack uses is closed: it goes as a whole, the one that was closed first
+//! goes first. Of open layers single chunks go, by use (the clock algorithm: a chunk used since the
+//! hand came by is passed over once), but never of a pinned one. Where nothing may go, a chunk is
+//! used without being kept.
+
+pub mod bits;
+pub mod file;
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use parking_lot::Mutex;
+use serde::Serialize;
+
+use agentenv_blocks::layer::Layer;
+use agentenv_blocks::Id;
+
+use crate::log;
+use file::{mark_of, Buffer, LayerFile};
+
+/// How full the cache may be.
+#[derive(Clone, Copy, Debug)]
+pub struct Bounds {
+    /// Bytes of chunks.
+    pub size: u64,
+    /// Bytes that stay free on the file system.
+    pub free: u64,
+}
+
+/// Evictions free this part of the bound more than is asked for, so that they are few.
+const SLACK: u64 = 64;
+/// Bytes stored between two looks at the file system's free space.
+const LOOK_EVERY: u64 = 16 << 20;
+
+#[derive(Default, Debug, Serialize)]
+pub struct Counters {
+    pub evicted_bytes: AtomicU64,
+    /// Chunks that found no room.
+    pub unkept: AtomicU64,
+}
+
+/// The cache. Made by `open`.
+pub struct Cache {
+    dir: PathBuf,
+    bounds: Bounds,
+    state: Mutex<State>,
+    /// One eviction at a time.
+    evicting: Mutex<()>,
+    unlooked: AtomicU64,
+    pub counters: Counters,
+}
+
+#[derive(Default)]
+struct State {
+    open: HashMap<Id, (Arc<LayerFile>, usize)>,
+    /// By the time of closing.
+    closed: BTreeMap<(SystemTime, Id), u64>,
+    closed_at: HashMap<Id, SystemTime>,
+    closed_bytes: u64,
+}
+
+impl State {
+    fn take_closed(&mut self, id: &Id) -> Option<u64> {
+        let at = self.closed_at.remove(id)?;
+        let bytes = self.closed.remove(&(at, *id))?;
+        self.closed_bytes -= bytes;
+        Some(bytes)
+    }
+
+    fn put_closed(&mut self, id: Id, at: SystemTime, bytes: u64) {
+        self.take_closed(&id);
+        self.closed_at.insert(id, at);
+        self.closed.insert((at, id), bytes);
+        self.closed_bytes += bytes;
+    }
+
+    fn bytes(&self) -> u64 {
+        let open: u64 = self.open.values().map(|(file, _)| file.held()).sum();
+        open + self.closed_bytes
+    }
+}
+
+impl Cache {
+    /// Finds what an earlier process left below `dir`, which is made if it is not there.
+    pub fn open(dir: PathBuf, bounds: Bounds) -> io::Result<Self> {
+        fs::create_dir_all(&dir)?;
+        let cache = Self {
+            dir,
+            bounds,
+            state: Mutex::default(),
+            evicting: Mutex::default(),
+            unlooked: AtomicU64::new(0),
+            counters: Counters::default(),
+        };
+        cache.rescan(true)?;
+        cache.make_room(0);
+        Ok(cache)
+    }
+
+    /// Takes in files of layers that another process put here. `first`: what a dead writer left
+    /// half done goes.
+    pub fn rescan(&self, first: bool) -> io::Result<()> {
+        for folder in fs::read_dir(&self.dir)?.flatten() {
+            let Ok(files) = fs::read_dir(folder.path()) else { continue };
+            for file in files.flatten() {
+                self.take_in(&file.path(), first);
+            }
+        }
+        Ok(())
+    }
+
+    fn take_in(&self, path: &Path, first: bool) {
+        let name = path.file_stem().and_then(|name| name.to_str());
+        let kind = path.extension().and_then(|kind| kind.to_str()).unwrap_or("");
+        let (Some(Ok(id)), "data" | "table" | "whole") = (name.map(str::parse::<Id>), kind) else {
+            if first {
+                let _ = fs::remove_file(path);
+            }
+            return;
+        };
+        let Ok(about) = fs::metadata(path) else { return };
+        let at = about.modified().unwrap_or(SystemTime::UNIX_EPOCH);
+        let mut state = self.state.lock();
+        if state.open.contains_key(&id) {
+            return;
+        }
+        let bytes = match kind {
+            "data" => std::os::unix::fs::MetadataExt::blocks(&about) * 512,
+            _ => 0,
+        };
+        let known = state.take_closed(&id).unwrap_or(0);
+        state.put_closed(id, at, known.max(bytes));
+    }
+
+    /// A layer's table, if it is here.
+    pub fn table(&self, id: &Id) -> Option<Vec<u8>> {
+        fs::read(self.path(id, "table")).ok()
+    }
+
+    /// Keeps a layer's table.
+    pub fn keep_table(&self, id: &Id, bytes: &[u8]) -> io::Result<()> {
+        let path = self.path(id, "table");
+        fs::create_dir_all(path.parent().unwrap_or(&self.dir))?;
+        let draft = path.with_extension(format!("draft-{}", std::process::id()));
+        let done = fs::write(&draft, bytes).and_then(|()| fs::rename(&draft, &path));
+        done.inspect_err(|_| drop(fs::remove_file(&draft)))
+    }
+
+    /// The layer's file for as long as `release` is not called for it.
+    pub fn acquire(&self, layer: Layer) -> io::Result<Arc<LayerFile>> {
+        let id = layer.id();
+        let mut state = self.state.lock();
+        if let Some((file, users)) = state.open.get_mut(&id) {
+            *users += 1;
+            return Ok(Arc::clone(file));
+        }
+        let path = self.path(&id, "data");
+        fs::create_dir_all(path.parent().unwrap_or(&self.dir))?;
+        let file = Arc::new(LayerFile::open(path, Arc::new(layer))?);
+        state.take_closed(&id);
+        state.open.insert(id, (Arc::clone(&file), 1));
+        Ok(file)
+    }
+
+    /// As `acquire`, for a layer that is here anyway.
+    pub fn borrow_layer(&self, id: &Id) -> Option<Arc<LayerFile>> {
+        let known = {
+            let state = self.state.lock();
+            state.open.contains_key(id) || state.closed_at.contains_key(id)
+        };
+        let table = known.then(|| self.table(id)).flatten()?;
+        self.acquire(Layer::decode(&table).ok()?).ok()
+    }
+
+    pub fn release(&self, file: &Arc<LayerFile>) {
+        let id = file.layer().id();
+        let mut state = self.state.lock();
+        let Some((_, users)) = state.open.get_mut(&id) else { return };
+        *users -= 1;
+        if *users > 0 {
+            return;
+        }
+        state.open.remove(&id);
+        let now = SystemTime::now();
+        if let Ok(table) = fs::File::open(self.path(&id, "table")) {
+            let _ = table.set_modified(now); // a later process goes by it
+        }
+        state.put_closed(id, now, file.held());
+    }
+
+    /// An open layer.
+    pub fn find(&self, id: &Id) -> Option<Arc<LayerFile>> {
+        self.state.lock().open.get(id).map(|(file, _)| Arc::clone(file))
+    }
+
+    /// Bytes of chunks.
+    pub fn bytes(&self) -> u64 {
+        self.state.lock().bytes()
+    }
+
+    pub fn open_layers(&self) -> usize {
+        self.state.lock().open.len()
+    }
+
+    /// Keeps a verified chunk if there is room for it.
+    pub fn store(&self, file: &LayerFile, chunk: u32, plain: &Buffer) {
+        if self.make_room(plain.len() as u64) && file.store(chunk, plain).is_ok() {
+            return;
+        }
+        self.counters.unkept.fetch_add(1, Ordering::Relaxed);
+        self.unlooked.store(LOOK_EVERY, Ordering::Relaxed); // the disk may be full
+    }
+
+    /// Whether so many bytes more have room, by taking others' if need be.
+    fn make_room(&self, bytes: u64) -> bool {
+        let lacking = self.lacking(bytes);
+        if lacking == 0 {
+            return true;
+        }
+        let _one = self.evicting.lock();
+        let lacking = self.lacking(bytes);
+        lacking == 0 || self.evict(lacking + self.bounds.size / SLACK) >= lacking
+    }
+
+    fn lacking(&self, bytes: u64) -> u64 {
+        let over = (self.bytes() + bytes).saturating_sub(self.bounds.size);
+        let unlooked = self.unlooked.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        if unlooked < LOOK_EVERY && over == 0 && bytes > 0 {
+            return 0;
+        }
+        let free = rustix::fs::statvfs(&self.dir).map_or(u64::MAX, |fs| fs.f_bavail * fs.f_frsize);
+        let short = (self.bounds.free + bytes).saturating_sub(free);
+        if short == 0 {
+            self.unlooked.store(0, Ordering::Relaxed);
+        }
+        over.max(short)
+    }
+
+    fn evict(&self, wanted: u64) -> u64 {
+        let mut freed = self.evict_closed(wanted);
+        let open: Vec<_> = self.state.lock().open.values().map(|(file, _)| file.clone()).collect();
+        // Twice around: the first may do no more than clear the marks of use.
+        for file in open.iter().chain(&open) {
+            if file.pinned() {
+                continue;
+            }
+            for chunk in 0..file.layer().chunk_count() {
+                if freed >= wanted {
+                    break;
+                }
+                freed += file.evict(chunk);
+            }
+        }
+        self.counters.evicted_bytes.fetch_add(freed, Ordering::Relaxed);
+        freed
+    }
+
+    fn evict_closed(&self, wanted: u64) -> u64 {
+        let mut freed = 0;
+        while freed < wanted {
+            let mut state = self.state.lock();
+            let Some((&(at, id), &bytes)) = state.closed.iter().next() else { break };
+            state.take_closed(&id);
+            let path = self.path(&id, "data");
+            for path in [mark_of(&path), path, self.path(&id, "table")] {
+                match fs::remove_file(&path) {
+                    Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                        log::line(format_args!("{} cannot be removed: {error}", path.display()));
+                        let later = at + Duration::from_secs(3600);
+                        state.put_closed(id, later.max(SystemTime::now()), bytes);
+                        return freed;
+                    }
+                    _ => {}
+                }
+            }
+            freed += bytes;
+        }
+        freed
+    }
+
+    fn path(&self, id: &Id, kind: &str) -> PathBuf {
+        let name = id.to_string();
+        self.dir.join(&name[..2]).join(format!("{name}.{kind}"))
+    }
+}

@@ -1,0 +1,142 @@
+//! The block server of a node: stacks of layers as flat files on a FUSE mount.
+//!
+//! A process of its own, which outlives the API server; its mount outlives it, so that it can be
+//! started again under running sandboxes. In the order in which a read meets them:
+
+mod files; // the mount
+mod open; // an open stack
+mod wait; // reads of what is not here
+mod flight; // chunks on their way
+mod fetch; // where they come from
+mod peers; // other nodes
+mod cache; // what is kept here
+
+mod control; // the control socket
+mod log;
+mod options;
+mod registry; // the open stacks, and what a restart must know
+
+use std::io;
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use agentenv_fuse::{Connection, Start};
+use tokio::signal::unix::{signal, SignalKind};
+use tokio_util::sync::CancellationToken;
+
+use cache::{Bounds, Cache};
+use control::Control;
+use fetch::Fetcher;
+use files::Mount;
+use options::Options;
+use registry::Registry;
+
+fn main() -> ExitCode {
+    let options = match Options::parse(lexopt::Parser::from_env()) {
+        Ok(options) => options,
+        Err(error) => {
+            log::line(format_args!("{error}\n{}", options::USAGE));
+            return ExitCode::from(64);
+        }
+    };
+    match start(options) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            log::line(error);
+            ExitCode::from(71)
+        }
+    }
+}
+
+fn start(options: Options) -> io::Result<()> {
+    raise_file_limit();
+    // SAFETY: our parent gave us this descriptor for our own (`--fuse-fd`); nobody else owns it.
+    let fd = unsafe { OwnedFd::from_raw_fd(options.fuse_fd) };
+    let connection = Connection::new(fd);
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let bounds = Bounds { size: options.cache_size, free: options.cache_free };
+    let cache = Arc::new(Cache::open(options.cache.clone(), bounds)?);
+    let objects = runtime.block_on(agentenv_objects::open(&options.store)).map_err(io::Error::other)?;
+    let token = options.peer_token_file.as_ref().map(std::fs::read_to_string).transpose()?;
+    let peers = peers::Peers::new(&options.peers, token.clone())?;
+    let fetcher = Fetcher::new(objects, peers, Arc::clone(&cache));
+    let state = options.state.clone();
+    let registry = Arc::new(Registry::new(state, Arc::clone(&cache), Arc::clone(&connection))?);
+    let mount = Arc::new(Mount {
+        registry: Arc::clone(&registry),
+        fetcher: Arc::clone(&fetcher),
+        patience: options.patience,
+        runtime: runtime.handle().clone(),
+        hits: Arc::default(),
+        misses: Arc::default(),
+    });
+    let begin = if restarted() {
+        runtime.block_on(reopen(&registry, &fetcher, &cache));
+        Start::Adopted(registry.negotiated())
+    } else {
+        registry.forget_saved();
+        Start::Fresh
+    };
+    let draining = CancellationToken::new();
+    let ops = Control {
+        registry,
+        fetcher,
+        cache: Arc::clone(&cache),
+        mount: Arc::clone(&mount),
+        draining: draining.clone(),
+    };
+    let served = connection.clone();
+    let gone = draining.clone();
+    std::thread::spawn(move || {
+        if let Err(error) = served.serve(mount, options.threads, begin) {
+            log::line(format_args!("the mount is not served: {error}"));
+        }
+        gone.cancel();
+    });
+    runtime.block_on(async {
+        if let (Some(address), Some(token)) = (options.peer_listen, token) {
+            peers::listen(address, token, cache).await?;
+        }
+        run(&options.control, ops, draining).await
+    })?;
+    runtime.shutdown_background(); // what waits for the store is delivered to a successor
+    Ok(())
+}
+
+/// Whether an earlier process of ours served this mount: our supervisor counts.
+fn restarted() -> bool {
+    let count = std::env::var("AENV_RESTARTS").ok();
+    count.and_then(|text| text.parse::<u64>().ok()).is_some_and(|count| count > 0)
+}
+
+async fn run(path: &std::path::Path, ops: Control, draining: CancellationToken) -> io::Result<()> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let (listener, place) = agentenv_control::bind(path)?;
+    tokio::spawn(agentenv_control::serve(listener, place, draining.clone(), ops));
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+        () = draining.cancelled() => {}
+    }
+    draining.cancel();
+    Ok(())
+}
+
+/// Opens what our predecessor had open. Their tables are here: open layers' are never evicted.
+async fn reopen(registry: &Arc<Registry>, fetcher: &Arc<Fetcher>, cache: &Arc<Cache>) {
+    for (spec, node, holders, mode) in registry.saved() {
+        let opened = control::open(registry, fetcher, cache, &spec, Some((node, mode)), holders);
+        if let Err(refusal) = opened.await {
+            log::line(format_args!("a stack is lost: {}", refusal.message));
+        }
+    }
+}
+
+/// As many descriptors as we may have: each open layer takes one.
+fn raise_file_limit() {
+    use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
+}

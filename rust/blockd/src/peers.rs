@@ -1,0 +1,208 @@
+//! Other nodes' caches: asked before the store, and answered.
+//!
+//! `GET /chunks/<layer>/<n>,<n>,…` with `Authorization: Bearer <token>`; the answer is, for each chunk
+//! that is here, its number and length (4 bytes each, little-endian) and its plain bytes. Who asks
+//! verifies them, so a peer need not be trusted with more than the secret.
+
+use std::convert::Infallible;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use agentenv_blocks::layer::Layer;
+use agentenv_blocks::Id;
+use http_body_util::Full;
+use hyper::body::{Bytes, Incoming};
+use hyper::service::service_fn;
+use hyper::{Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
+use tokio::net::TcpListener;
+use tokio::task::spawn_blocking;
+
+use crate::cache::file::{buffer, Buffer};
+use crate::cache::Cache;
+use crate::log;
+
+/// Peers asked for one layer: more would keep the store waiting.
+const ASKED: usize = 2;
+const CONNECT: Duration = Duration::from_millis(300);
+const ANSWER: Duration = Duration::from_secs(3);
+/// A peer that failed is left alone for so long.
+const REST: Duration = Duration::from_secs(5);
+/// Chunks in one answer.
+const MOST_CHUNKS: usize = 64;
+const PARALLEL: usize = 64;
+
+struct Peer {
+    url: String,
+    rests_until: Mutex<Option<Instant>>,
+}
+
+/// The nodes to ask.
+pub struct Peers {
+    peers: Vec<Peer>,
+    client: reqwest::Client,
+    token: String,
+}
+
+impl Peers {
+    pub fn new(urls: &[String], token: Option<String>) -> io::Result<Self> {
+        let client = reqwest::Client::builder().connect_timeout(CONNECT).timeout(ANSWER).no_proxy();
+        let peer = |url: &String| Peer {
+            url: url.trim_end_matches('/').to_owned(),
+            rests_until: Mutex::default(),
+        };
+        Ok(Self {
+            peers: urls.iter().map(peer).collect(),
+            client: client.build().map_err(io::Error::other)?,
+            token: token.unwrap_or_default().trim().to_owned(),
+        })
+    }
+
+    /// What peers have of these chunks, unverified.
+    pub async fn fetch(&self, layer: &Layer, chunks: &[u32]) -> Vec<(u32, Buffer)> {
+        let mut left: Vec<u32> = chunks.to_vec();
+        let mut found = Vec::new();
+        for peer in self.order(&layer.id()) {
+            for part in left.chunks(MOST_CHUNKS).map(<[u32]>::to_vec).collect::<Vec<_>>() {
+                match self.ask(peer, layer, &part).await {
+                    Ok(some) => found.extend(some),
+                    Err(error) => {
+                        log::line(format_args!("peer {}: {error}", peer.url));
+                        *peer.rests_until.lock() = Some(Instant::now() + REST);
+                        break;
+                    }
+                }
+            }
+            left.retain(|chunk| !found.iter().any(|(number, _)| number == chunk));
+            if left.is_empty() {
+                break;
+            }
+        }
+        found
+    }
+
+    /// Every node asks the same peers for a layer first, so that those are the ones who have it.
+    fn order(&self, layer: &Id) -> Vec<&Peer> {
+        let awake = |peer: &&Peer| peer.rests_until.lock().is_none_or(|until| until < Instant::now());
+        let mut peers: Vec<&Peer> = self.peers.iter().filter(awake).collect();
+        peers.sort_by_cached_key(|peer| Id::of(format!("{layer} {}", peer.url).as_bytes()));
+        peers.truncate(ASKED);
+        peers
+    }
+
+    async fn ask(
+        &self,
+        peer: &Peer,
+        layer: &Layer,
+        chunks: &[u32],
+    ) -> Result<Vec<(u32, Buffer)>, String> {
+        let numbers: Vec<String> = chunks.iter().map(u32::to_string).collect();
+        let url = format!("{}/chunks/{}/{}", peer.url, layer.id(), numbers.join(","));
+        let asked = self.client.get(url).bearer_auth(&self.token).send().await;
+        let mut answer = asked.map_err(|error| error.to_string())?;
+        if !answer.status().is_success() {
+            return Err(format!("it answered {}", answer.status()));
+        }
+        let most: usize = chunks.iter().map(|chunk| 8 + layer.entry(*chunk).bytes()).sum();
+        let mut bytes = Vec::new();
+        while let Some(part) = answer.chunk().await.map_err(|error| error.to_string())? {
+            if bytes.len() + part.len() > most {
+                return Err("it answered more than was asked for".into());
+            }
+            bytes.extend_from_slice(&part);
+        }
+        unpack(layer, chunks, &bytes).ok_or_else(|| "its answer makes no sense".into())
+    }
+}
+
+fn unpack(layer: &Layer, chunks: &[u32], mut bytes: &[u8]) -> Option<Vec<(u32, Buffer)>> {
+    let mut found = Vec::new();
+    while !bytes.is_empty() {
+        let (head, rest) = bytes.split_at_checked(8)?;
+        let number = u32::from_le_bytes(head[..4].try_into().ok()?);
+        let length = u32::from_le_bytes(head[4..].try_into().ok()?) as usize;
+        let (plain, rest) = rest.split_at_checked(length)?;
+        if !chunks.contains(&number) || layer.entry(number).bytes() != length {
+            return None;
+        }
+        let mut held = buffer(length);
+        held.copy_from_slice(plain);
+        found.push((number, held));
+        bytes = rest;
+    }
+    Some(found)
+}
+
+/// Answers peers at this address from now on.
+pub async fn listen(address: SocketAddr, token: String, cache: Arc<Cache>) -> io::Result<()> {
+    let listener = TcpListener::bind(address).await?;
+    let wanted: Arc<str> = format!("Bearer {}", token.trim()).into();
+    let room = Arc::new(tokio::sync::Semaphore::new(PARALLEL));
+    tokio::spawn(async move {
+        loop {
+            let Ok(permit) = Arc::clone(&room).acquire_owned().await else { return };
+            let Ok((stream, _)) = listener.accept().await else {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                continue;
+            };
+            let (cache, wanted) = (Arc::clone(&cache), Arc::clone(&wanted));
+            tokio::spawn(async move {
+                let service = service_fn(|request| answer(&cache, &wanted, request));
+                let mut server = hyper::server::conn::http1::Builder::new();
+                server.timer(hyper_util::rt::TokioTimer::new()).header_read_timeout(ANSWER * 10);
+                let _ = server.serve_connection(TokioIo::new(stream), service).await;
+                drop(permit);
+            });
+        }
+    });
+    Ok(())
+}
+
+async fn answer(
+    cache: &Arc<Cache>,
+    wanted: &str,
+    request: Request<Incoming>,
+) -> Result<Response<Full<Bytes>>, Infallible> {
+    let given = request.headers().get("authorization").map_or(&b""[..], |value| value.as_bytes());
+    // Digests are compared: how long that takes tells nothing of the secret.
+    let (status, body) = if Id::of(given) != Id::of(wanted.as_bytes()) {
+        (StatusCode::UNAUTHORIZED, Vec::new())
+    } else {
+        match parse(request.uri().path()) {
+            Some((layer, chunks)) => (StatusCode::OK, gather(cache, layer, chunks).await),
+            None => (StatusCode::BAD_REQUEST, Vec::new()),
+        }
+    };
+    let mut response = Response::new(Full::new(Bytes::from(body)));
+    *response.status_mut() = status;
+    Ok(response)
+}
+
+fn parse(path: &str) -> Option<(Id, Vec<u32>)> {
+    let (layer, numbers) = path.strip_prefix("/chunks/")?.split_once('/')?;
+    let chunks: Vec<u32> = numbers.split(',').map(str::parse).collect::<Result<_, _>>().ok()?;
+    (chunks.len() <= MOST_CHUNKS).then_some((layer.parse().ok()?, chunks))
+}
+
+async fn gather(cache: &Arc<Cache>, layer: Id, chunks: Vec<u32>) -> Vec<u8> {
+    let cache = Arc::clone(cache);
+    let work = move || {
+        let Some(file) = cache.borrow_layer(&layer) else { return Vec::new() };
+        let mut out = Vec::new();
+        for chunk in chunks {
+            if chunk >= file.layer().chunk_count() {
+                continue;
+            }
+            let Some(plain) = file.load(chunk) else { continue };
+            out.extend_from_slice(&chunk.to_le_bytes());
+            out.extend_from_slice(&(plain.len() as u32).to_le_bytes());
+            out.extend_from_slice(&plain);
+        }
+        cache.release(&file);
+        out
+    };
+    spawn_blocking(work).await.unwrap_or_default()
+}
