@@ -87,7 +87,14 @@ impl Control {
     /// Opens a stack for a holder; its name in the mount.
     async fn open(&self, args: Open) -> Result<Value, Refusal> {
         let holders = BTreeSet::from([args.holder]);
-        let opened = open(&self.registry, &self.fetcher, &self.cache, &args.stack, None, holders);
+        let opened = open(
+            &self.registry,
+            &self.fetcher,
+            &self.cache,
+            &args.stack,
+            None,
+            holders,
+        );
         let stack = opened.await?;
         Ok(json!({"name": stack.id.to_string(), "bytes": stack.size()}))
     }
@@ -110,7 +117,9 @@ impl Control {
     fn prefetch(&self, args: Prefetch) -> Result<Value, Refusal> {
         let stack = self.find(&args.stack)?;
         for part in args.chunks.chunk_by(|a, b| a.0 == b.0) {
-            let Some(file) = stack.files.get(part[0].0 as usize) else { continue };
+            let Some(file) = stack.files.get(part[0].0 as usize) else {
+                continue;
+            };
             let count = file.layer().chunk_count();
             let wanted = part.iter().map(|(_, chunk)| *chunk);
             let wanted: Vec<u32> = wanted.filter(|c| *c < count && !file.has(*c)).collect();
@@ -172,7 +181,9 @@ pub async fn open(
     before: Option<(u64, Mode)>,
     holders: BTreeSet<String>,
 ) -> Result<Arc<OpenStack>, Refusal> {
-    let (layers, id) = spec.ids().map_err(|fault| Refusal::new("bad_request", fault))?;
+    let (layers, id) = spec
+        .ids()
+        .map_err(|fault| Refusal::new("bad_request", fault))?;
     let failed = |error: std::io::Error| Refusal::new("cache_failed", error);
     if let [holder] = &holders.iter().collect::<Vec<_>>()[..] {
         if let Some(stack) = registry.join(&id, holder).map_err(failed)? {
@@ -190,13 +201,18 @@ pub async fn open(
             };
             files.push(cache.acquire(table).map_err(failed)?);
         }
-        let parts = files.iter().zip(&layers).map(|(file, (_, at))| (Arc::clone(file.layer()), *at));
+        let parts = files
+            .iter()
+            .zip(&layers)
+            .map(|(file, (_, at))| (Arc::clone(file.layer()), *at));
         let stack = Stack::new(spec.blocks, parts.collect());
         let stack = stack.map_err(|fault| Refusal::new("bad_stack", fault))?;
         Ok::<_, Refusal>(stack)
     };
     match made.await {
-        Ok(stack) => registry.add(spec, id, stack, files, before, holders).map_err(failed),
+        Ok(stack) => registry
+            .add(spec, id, stack, files, before, holders)
+            .map_err(failed),
         Err(refusal) => {
             files.iter().for_each(|file| cache.release(file));
             Err(refusal)

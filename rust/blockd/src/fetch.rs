@@ -133,10 +133,13 @@ impl Fetcher {
     ) {
         let (this, file) = (Arc::clone(self), Arc::clone(file));
         tokio::spawn(async move {
-            let found = progress.wait_for(|p| matches!(p, Progress::Ready(_))).await;
-            let plain = match found.as_deref() {
-                Ok(Progress::Ready(plain)) => Arc::clone(plain),
-                _ => return,
+            let ready = |progress: &Progress| matches!(progress, Progress::Ready(_));
+            let found = progress
+                .wait_for(ready)
+                .await
+                .map(|progress| progress.clone());
+            let Ok(Progress::Ready(plain)) = found else {
+                return;
             };
             if !file.has(chunk) {
                 this.keep(&file, chunk, plain).await;
@@ -144,8 +147,16 @@ impl Fetcher {
         });
     }
 
-    async fn fetch(self: Arc<Self>, file: Arc<LayerFile>, mut group: Vec<Wanted>, urgency: Urgency) {
-        let kib: usize = group.iter().map(|w| file.layer().entry(w.chunk).bytes() >> 10).sum();
+    async fn fetch(
+        self: Arc<Self>,
+        file: Arc<LayerFile>,
+        mut group: Vec<Wanted>,
+        urgency: Urgency,
+    ) {
+        let kib: usize = group
+            .iter()
+            .map(|w| file.layer().entry(w.chunk).bytes() >> 10)
+            .sum();
         let (room, most) = match urgency {
             Urgency::Waited => (&self.room, ROOM_KIB),
             Urgency::Ahead => (&self.ahead_room, AHEAD_ROOM_KIB),
@@ -154,9 +165,13 @@ impl Fetcher {
         let mut pause = FIRST_PAUSE;
         loop {
             let trouble = self.attempt(&file, &mut group).await;
-            let Some(trouble) = trouble.filter(|_| !group.is_empty()) else { return };
+            let Some(trouble) = trouble.filter(|_| !group.is_empty()) else {
+                return;
+            };
             for wanted in &group {
-                wanted.teller.send_replace(Progress::Waiting(Some(trouble.clone())));
+                wanted
+                    .teller
+                    .send_replace(Progress::Waiting(Some(trouble.clone())));
             }
             group.retain(|w| !self.flights.abandon(file.layer().entry(w.chunk).id));
             if group.is_empty() {
@@ -198,7 +213,9 @@ impl Fetcher {
             }
             let held = Arc::clone(file);
             match spawn_blocking(move || held.load(chunk)).await {
-                Ok(Some(plain)) => self.flights.land(file.layer().entry(chunk).id, &Arc::new(plain)),
+                Ok(Some(plain)) => self
+                    .flights
+                    .land(file.layer().entry(chunk).id, &Arc::new(plain)),
                 _ => {
                     self.counters.damaged_chunks.fetch_add(1, Ordering::Relaxed);
                     file.discard(chunk);
@@ -217,7 +234,9 @@ impl Fetcher {
                 self.counters.damaged_chunks.fetch_add(1, Ordering::Relaxed);
                 continue;
             }
-            self.counters.peer_bytes.fetch_add(plain.len() as u64, Ordering::Relaxed);
+            self.counters
+                .peer_bytes
+                .fetch_add(plain.len() as u64, Ordering::Relaxed);
             self.arrived(file, chunk, Arc::new(plain)).await;
             group.retain(|wanted| wanted.chunk != chunk);
         }
@@ -230,7 +249,9 @@ impl Fetcher {
         part: Vec<Wanted>,
     ) -> (Vec<Wanted>, Option<Trouble>) {
         let places = file.places();
-        let (Some(first), Some(last)) = (part.first(), part.last()) else { return (part, None) };
+        let (Some(first), Some(last)) = (part.first(), part.last()) else {
+            return (part, None);
+        };
         let pack = places.place(first.chunk).pack;
         let begin = places.place(first.chunk).offset;
         let end = places.place(last.chunk).offset + u64::from(places.entry(last.chunk).stored);
@@ -240,7 +261,9 @@ impl Fetcher {
             Ok(bytes) => bytes,
             Err(error) => return (part, Some(self.explain(file, error).await)),
         };
-        self.counters.fetched_bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+        self.counters
+            .fetched_bytes
+            .fetch_add(bytes.len() as u64, Ordering::Relaxed);
         let (mut left, mut trouble) = (Vec::new(), None);
         for wanted in part {
             let entry = *places.entry(wanted.chunk);
@@ -250,7 +273,10 @@ impl Fetcher {
             if let Err(fault) = chunk::decode(&entry, &stored, &mut plain) {
                 self.counters.damaged_chunks.fetch_add(1, Ordering::Relaxed);
                 let message = format!("{key} at {}: {fault}", begin + at as u64).into();
-                trouble = Some(Trouble { message, lasting: true });
+                trouble = Some(Trouble {
+                    message,
+                    lasting: true,
+                });
                 left.push(wanted);
                 continue;
             }
@@ -284,11 +310,17 @@ impl Fetcher {
                 let before = file.places();
                 if before.packs() != layer.packs() && file.moved(layer) {
                     let message = "its chunks have been moved".into();
-                    return Trouble { message, lasting: false };
+                    return Trouble {
+                        message,
+                        lasting: false,
+                    };
                 }
             }
         }
-        Trouble { message: error.to_string().into(), lasting }
+        Trouble {
+            message: error.to_string().into(),
+            lasting,
+        }
     }
 }
 
@@ -296,7 +328,10 @@ impl Fetcher {
 fn groups(places: &Layer, wanted: Vec<Wanted>) -> Vec<Vec<Wanted>> {
     let mut by_pack: HashMap<Id, Vec<Wanted>> = HashMap::new();
     for one in wanted {
-        by_pack.entry(places.place(one.chunk).pack).or_default().push(one);
+        by_pack
+            .entry(places.place(one.chunk).pack)
+            .or_default()
+            .push(one);
     }
     let mut groups: Vec<Vec<Wanted>> = Vec::new();
     for mut of_pack in by_pack.into_values() {
@@ -305,7 +340,8 @@ fn groups(places: &Layer, wanted: Vec<Wanted>) -> Vec<Vec<Wanted>> {
         for one in of_pack {
             let at = places.place(one.chunk).offset;
             let end = at + u64::from(places.entry(one.chunk).stored);
-            let near = behind.is_some_and(|behind| at <= behind + GAP && end - begin <= MOST_AT_ONCE);
+            let near =
+                behind.is_some_and(|behind| at <= behind + GAP && end - begin <= MOST_AT_ONCE);
             match groups.last_mut().filter(|_| near) {
                 Some(group) => group.push(one),
                 None => {

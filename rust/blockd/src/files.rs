@@ -59,11 +59,15 @@ impl Mount {
 impl Files for Mount {
     fn lookup(&self, name: &[u8]) -> Option<Attr> {
         let name = std::str::from_utf8(name).ok()?;
-        self.registry.by_name(name).map(|stack| Self::attr_of(&stack))
+        self.registry
+            .by_name(name)
+            .map(|stack| Self::attr_of(&stack))
     }
 
     fn attr(&self, node: u64) -> Option<Attr> {
-        self.registry.by_node(node).map(|stack| Self::attr_of(&stack))
+        self.registry
+            .by_node(node)
+            .map(|stack| Self::attr_of(&stack))
     }
 
     fn list(&self) -> Vec<(Vec<u8>, Attr)> {
@@ -76,7 +80,9 @@ impl Files for Mount {
     fn open(&self, node: u64) -> Result<Opened, Errno> {
         match self.registry.opened(node) {
             None => Err(Errno::STALE),
-            Some(Mode::Passed(backing)) => Ok(Opened { passthrough: Some(backing) }),
+            Some(Mode::Passed(backing)) => Ok(Opened {
+                passthrough: Some(backing),
+            }),
             Some(_) => Ok(Opened { passthrough: None }),
         }
     }
@@ -96,7 +102,8 @@ impl Files for Mount {
         };
         self.misses.fetch_add(1, Ordering::Relaxed);
         let fetcher = Arc::clone(&self.fetcher);
-        self.runtime.spawn(wait::read(stack, fetcher, range, self.patience, reply));
+        self.runtime
+            .spawn(wait::read(stack, fetcher, range, self.patience, reply));
     }
 
     fn negotiated(&self, with: &Negotiated) {

@@ -58,15 +58,24 @@ impl Flights {
         let mut state = self.0.lock();
         if let Some(plain) = state.recent.get(&id) {
             let (_, progress) = watch::channel(Progress::Ready(Arc::clone(plain)));
-            return Seat { progress, duty: None };
+            return Seat {
+                progress,
+                duty: None,
+            };
         }
         if let Some(teller) = state.under_way.get(&id) {
-            return Seat { progress: teller.subscribe(), duty: None };
+            return Seat {
+                progress: teller.subscribe(),
+                duty: None,
+            };
         }
         let (teller, progress) = watch::channel(Progress::Waiting(None));
         let teller = Arc::new(teller);
         state.under_way.insert(id, Arc::clone(&teller));
-        Seat { progress, duty: Some(teller) }
+        Seat {
+            progress,
+            duty: Some(teller),
+        }
     }
 
     /// The chunk is here.
@@ -78,7 +87,9 @@ impl Flights {
             state.bytes += plain.len();
         }
         while state.bytes > REMEMBERED {
-            let Some(oldest) = state.order.pop_front() else { break };
+            let Some(oldest) = state.order.pop_front() else {
+                break;
+            };
             if let Some(gone) = state.recent.remove(&oldest) {
                 state.bytes -= gone.len();
             }
@@ -92,7 +103,10 @@ impl Flights {
     /// Gives a chunk up if nobody waits for it; whether it was.
     pub fn abandon(&self, id: Id) -> bool {
         let mut state = self.0.lock();
-        let alone = state.under_way.get(&id).is_none_or(|teller| teller.receiver_count() == 0);
+        let alone = state
+            .under_way
+            .get(&id)
+            .is_none_or(|teller| teller.receiver_count() == 0);
         if alone {
             state.under_way.remove(&id);
         }

@@ -3,13 +3,13 @@
 //! A process of its own, which outlives the API server; its mount outlives it, so that it can be
 //! started again under running sandboxes. In the order in which a read meets them:
 
-mod files; // the mount
-mod open; // an open stack
-mod wait; // reads of what is not here
-mod flight; // chunks on their way
+mod cache;
 mod fetch; // where they come from
+mod files; // the mount
+mod flight; // chunks on their way
+mod open; // an open stack
 mod peers; // other nodes
-mod cache; // what is kept here
+mod wait; // reads of what is not here // what is kept here
 
 mod control; // the control socket
 mod log;
@@ -54,15 +54,30 @@ fn start(options: Options) -> io::Result<()> {
     // SAFETY: our parent gave us this descriptor for our own (`--fuse-fd`); nobody else owns it.
     let fd = unsafe { OwnedFd::from_raw_fd(options.fuse_fd) };
     let connection = Connection::new(fd);
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let bounds = Bounds { size: options.cache_size, free: options.cache_free };
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()?;
+    let bounds = Bounds {
+        size: options.cache_size,
+        free: options.cache_free,
+    };
     let cache = Arc::new(Cache::open(options.cache.clone(), bounds)?);
-    let objects = runtime.block_on(agentenv_objects::open(&options.store)).map_err(io::Error::other)?;
-    let token = options.peer_token_file.as_ref().map(std::fs::read_to_string).transpose()?;
+    let objects = runtime
+        .block_on(agentenv_objects::open(&options.store))
+        .map_err(io::Error::other)?;
+    let token = options
+        .peer_token_file
+        .as_ref()
+        .map(std::fs::read_to_string)
+        .transpose()?;
     let peers = peers::Peers::new(&options.peers, token.clone())?;
     let fetcher = Fetcher::new(objects, peers, Arc::clone(&cache));
     let state = options.state.clone();
-    let registry = Arc::new(Registry::new(state, Arc::clone(&cache), Arc::clone(&connection))?);
+    let registry = Arc::new(Registry::new(
+        state,
+        Arc::clone(&cache),
+        Arc::clone(&connection),
+    )?);
     let mount = Arc::new(Mount {
         registry: Arc::clone(&registry),
         fetcher: Arc::clone(&fetcher),
@@ -107,14 +122,21 @@ fn start(options: Options) -> io::Result<()> {
 /// Whether an earlier process of ours served this mount: our supervisor counts.
 fn restarted() -> bool {
     let count = std::env::var("AENV_RESTARTS").ok();
-    count.and_then(|text| text.parse::<u64>().ok()).is_some_and(|count| count > 0)
+    count
+        .and_then(|text| text.parse::<u64>().ok())
+        .is_some_and(|count| count > 0)
 }
 
 async fn run(path: &std::path::Path, ops: Control, draining: CancellationToken) -> io::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let (listener, place) = agentenv_control::bind(path)?;
-    tokio::spawn(agentenv_control::serve(listener, place, draining.clone(), ops));
+    tokio::spawn(agentenv_control::serve(
+        listener,
+        place,
+        draining.clone(),
+        ops,
+    ));
     tokio::select! {
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
@@ -138,5 +160,11 @@ async fn reopen(registry: &Arc<Registry>, fetcher: &Arc<Fetcher>, cache: &Arc<Ca
 fn raise_file_limit() {
     use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
-    let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
+    let _ = setrlimit(
+        Resource::Nofile,
+        Rlimit {
+            current: maximum,
+            maximum,
+        },
+    );
 }

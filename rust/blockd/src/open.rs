@@ -106,7 +106,12 @@ impl OpenStack {
             rest = more;
             match piece {
                 Piece::Zeroes { .. } => part.fill(0),
-                Piece::Data { layer, block, data, count } => {
+                Piece::Data {
+                    layer,
+                    block,
+                    data,
+                    count,
+                } => {
                     if !self.files[layer].read(block, data, part)? {
                         return Ok(false);
                     }
@@ -130,7 +135,13 @@ impl OpenStack {
         for piece in self.stack.pieces(first, count) {
             let (mut part, more) = rest.split_at_mut(piece.count() as usize * BLOCK);
             rest = more;
-            let Piece::Data { layer, mut block, mut data, count } = piece else {
+            let Piece::Data {
+                layer,
+                mut block,
+                mut data,
+                count,
+            } = piece
+            else {
                 part.fill(0);
                 continue;
             };
@@ -159,10 +170,19 @@ impl OpenStack {
     pub fn missing(&self, first: u32, count: u32) -> Vec<(usize, u32)> {
         let mut found = Vec::new();
         for piece in self.stack.pieces(first, count) {
-            let Piece::Data { layer, data, count, .. } = piece else { continue };
+            let Piece::Data {
+                layer, data, count, ..
+            } = piece
+            else {
+                continue;
+            };
             self.record(layer, data, count);
             let file = &self.files[layer];
-            found.extend(self.chunks(layer, data, count).filter(|c| !file.has(*c)).map(|c| (layer, c)));
+            found.extend(
+                self.chunks(layer, data, count)
+                    .filter(|c| !file.has(*c))
+                    .map(|c| (layer, c)),
+            );
         }
         found.dedup();
         found
@@ -218,8 +238,15 @@ impl OpenStack {
         if fault.as_ref().is_some_and(|known| known.failed || !failed) {
             return;
         }
-        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO).as_secs();
-        *fault = Some(Fault { cause: Arc::clone(cause), since, failed });
+        let since = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or(Duration::ZERO)
+            .as_secs();
+        *fault = Some(Fault {
+            cause: Arc::clone(cause),
+            since,
+            failed,
+        });
         self.changes.send_modify(|version| *version += 1);
     }
 

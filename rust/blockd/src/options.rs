@@ -100,13 +100,25 @@ mod tests {
 
     #[test]
     fn what_is_missing_or_wrong_is_named() {
-        for name in ["--store", "--cache", "--cache-size", "--state", "--control", "--fuse-fd"] {
+        for name in [
+            "--store",
+            "--cache",
+            "--cache-size",
+            "--state",
+            "--control",
+            "--fuse-fd",
+        ] {
             let words: Vec<&str> = WHOLE.split(' ').collect();
             let rest = words.chunks(2).filter(|pair| pair[0] != name).flatten();
             let line = rest.copied().collect::<Vec<_>>().join(" ");
             assert!(parse(&line).expect_err(name).contains(name));
         }
-        for wrong in ["--fuse-fd 1", "--patience -1", "--cache-size x", "--peer-listen here"] {
+        for wrong in [
+            "--fuse-fd 1",
+            "--patience -1",
+            "--cache-size x",
+            "--peer-listen here",
+        ] {
             assert!(parse(&format!("{WHOLE} {wrong}")).is_err(), "{wrong}");
         }
     }

@@ -49,7 +49,10 @@ pub struct Peers {
 
 impl Peers {
     pub fn new(urls: &[String], token: Option<String>) -> io::Result<Self> {
-        let client = reqwest::Client::builder().connect_timeout(CONNECT).timeout(ANSWER).no_proxy();
+        let client = reqwest::Client::builder()
+            .connect_timeout(CONNECT)
+            .timeout(ANSWER)
+            .no_proxy();
         let peer = |url: &String| Peer {
             url: url.trim_end_matches('/').to_owned(),
             rests_until: Mutex::default(),
@@ -66,7 +69,11 @@ impl Peers {
         let mut left: Vec<u32> = chunks.to_vec();
         let mut found = Vec::new();
         for peer in self.order(&layer.id()) {
-            for part in left.chunks(MOST_CHUNKS).map(<[u32]>::to_vec).collect::<Vec<_>>() {
+            for part in left
+                .chunks(MOST_CHUNKS)
+                .map(<[u32]>::to_vec)
+                .collect::<Vec<_>>()
+            {
                 match self.ask(peer, layer, &part).await {
                     Ok(some) => found.extend(some),
                     Err(error) => {
@@ -86,7 +93,11 @@ impl Peers {
 
     /// Every node asks the same peers for a layer first, so that those are the ones who have it.
     fn order(&self, layer: &Id) -> Vec<&Peer> {
-        let awake = |peer: &&Peer| peer.rests_until.lock().is_none_or(|until| until < Instant::now());
+        let awake = |peer: &&Peer| {
+            peer.rests_until
+                .lock()
+                .is_none_or(|until| until < Instant::now())
+        };
         let mut peers: Vec<&Peer> = self.peers.iter().filter(awake).collect();
         peers.sort_by_cached_key(|peer| Id::of(format!("{layer} {}", peer.url).as_bytes()));
         peers.truncate(ASKED);
@@ -106,7 +117,10 @@ impl Peers {
         if !answer.status().is_success() {
             return Err(format!("it answered {}", answer.status()));
         }
-        let most: usize = chunks.iter().map(|chunk| 8 + layer.entry(*chunk).bytes()).sum();
+        let most: usize = chunks
+            .iter()
+            .map(|chunk| 8 + layer.entry(*chunk).bytes())
+            .sum();
         let mut bytes = Vec::new();
         while let Some(part) = answer.chunk().await.map_err(|error| error.to_string())? {
             if bytes.len() + part.len() > most {
@@ -143,7 +157,9 @@ pub async fn listen(address: SocketAddr, token: String, cache: Arc<Cache>) -> io
     let room = Arc::new(tokio::sync::Semaphore::new(PARALLEL));
     tokio::spawn(async move {
         loop {
-            let Ok(permit) = Arc::clone(&room).acquire_owned().await else { return };
+            let Ok(permit) = Arc::clone(&room).acquire_owned().await else {
+                return;
+            };
             let Ok((stream, _)) = listener.accept().await else {
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
@@ -152,7 +168,9 @@ pub async fn listen(address: SocketAddr, token: String, cache: Arc<Cache>) -> io
             tokio::spawn(async move {
                 let service = service_fn(|request| answer(&cache, &wanted, request));
                 let mut server = hyper::server::conn::http1::Builder::new();
-                server.timer(hyper_util::rt::TokioTimer::new()).header_read_timeout(ANSWER * 10);
+                server
+                    .timer(hyper_util::rt::TokioTimer::new())
+                    .header_read_timeout(ANSWER * 10);
                 let _ = server.serve_connection(TokioIo::new(stream), service).await;
                 drop(permit);
             });
@@ -166,7 +184,10 @@ async fn answer(
     wanted: &str,
     request: Request<Incoming>,
 ) -> Result<Response<Full<Bytes>>, Infallible> {
-    let given = request.headers().get("authorization").map_or(&b""[..], |value| value.as_bytes());
+    let given = request
+        .headers()
+        .get("authorization")
+        .map_or(&b""[..], |value| value.as_bytes());
     // Digests are compared: how long that takes tells nothing of the secret.
     let (status, body) = if Id::of(given) != Id::of(wanted.as_bytes()) {
         (StatusCode::UNAUTHORIZED, Vec::new())
@@ -183,20 +204,28 @@ async fn answer(
 
 fn parse(path: &str) -> Option<(Id, Vec<u32>)> {
     let (layer, numbers) = path.strip_prefix("/chunks/")?.split_once('/')?;
-    let chunks: Vec<u32> = numbers.split(',').map(str::parse).collect::<Result<_, _>>().ok()?;
+    let chunks: Vec<u32> = numbers
+        .split(',')
+        .map(str::parse)
+        .collect::<Result<_, _>>()
+        .ok()?;
     (chunks.len() <= MOST_CHUNKS).then_some((layer.parse().ok()?, chunks))
 }
 
 async fn gather(cache: &Arc<Cache>, layer: Id, chunks: Vec<u32>) -> Vec<u8> {
     let cache = Arc::clone(cache);
     let work = move || {
-        let Some(file) = cache.borrow_layer(&layer) else { return Vec::new() };
+        let Some(file) = cache.borrow_layer(&layer) else {
+            return Vec::new();
+        };
         let mut out = Vec::new();
         for chunk in chunks {
             if chunk >= file.layer().chunk_count() {
                 continue;
             }
-            let Some(plain) = file.load(chunk) else { continue };
+            let Some(plain) = file.load(chunk) else {
+                continue;
+            };
             out.extend_from_slice(&chunk.to_le_bytes());
             out.extend_from_slice(&(plain.len() as u32).to_le_bytes());
             out.extend_from_slice(&plain);

@@ -36,8 +36,11 @@ pub struct Spec {
 impl Spec {
     /// The layers' ids, and the stack's own.
     pub fn ids(&self) -> Result<(Vec<(Id, u32)>, Id), agentenv_blocks::Damaged> {
-        let layers: Result<Vec<_>, _> =
-            self.layers.iter().map(|(id, at)| Ok((id.parse::<Id>()?, *at))).collect();
+        let layers: Result<Vec<_>, _> = self
+            .layers
+            .iter()
+            .map(|(id, at)| Ok((id.parse::<Id>()?, *at)))
+            .collect();
         let layers = layers?;
         let id = stack::id(self.blocks, &layers);
         Ok((layers, id))
@@ -92,11 +95,19 @@ pub struct Registry {
 
 impl Registry {
     /// An empty registry over `folder`, which is made if it is not there.
-    pub fn new(folder: PathBuf, cache: Arc<Cache>, connection: Arc<Connection>) -> io::Result<Self> {
+    pub fn new(
+        folder: PathBuf,
+        cache: Arc<Cache>,
+        connection: Arc<Connection>,
+    ) -> io::Result<Self> {
         fs::create_dir_all(&folder)?;
         let text = fs::read_to_string(folder.join("next-node")).unwrap_or_default();
         let next_node = text.trim().parse().unwrap_or(FIRST_NODE);
-        let state = State { next_node, reserved: next_node, ..State::default() };
+        let state = State {
+            next_node,
+            reserved: next_node,
+            ..State::default()
+        };
         Ok(Self {
             folder,
             cache,
@@ -109,17 +120,26 @@ impl Registry {
 
     /// What the server before us had open, except what cannot be opened without the store.
     pub fn saved(&self) -> Vec<(Spec, u64, BTreeSet<String>, Mode)> {
-        let Ok(files) = fs::read_dir(&self.folder) else { return Vec::new() };
+        let Ok(files) = fs::read_dir(&self.folder) else {
+            return Vec::new();
+        };
         let paths = files.flatten().map(|file| file.path());
         let saved = paths.filter(|path| path.extension().is_some_and(|kind| kind == "stack"));
         saved
-            .filter_map(|path| match serde_json::from_slice::<Saved>(&fs::read(&path).ok()?) {
-                Ok(Saved { spec, node, holders, mode }) => Some((spec, node, holders, mode)),
-                Err(error) => {
-                    log::line(format_args!("{} cannot be read: {error}", path.display()));
-                    None
-                }
-            })
+            .filter_map(
+                |path| match serde_json::from_slice::<Saved>(&fs::read(&path).ok()?) {
+                    Ok(Saved {
+                        spec,
+                        node,
+                        holders,
+                        mode,
+                    }) => Some((spec, node, holders, mode)),
+                    Err(error) => {
+                        log::line(format_args!("{} cannot be read: {error}", path.display()));
+                        None
+                    }
+                },
+            )
             .collect()
     }
 
@@ -140,15 +160,21 @@ impl Registry {
     pub fn save_negotiated(&self, with: &Negotiated) {
         let bytes = serde_json::to_vec(with).unwrap_or_default();
         if let Err(error) = write_whole(&self.folder.join("negotiated"), &bytes) {
-            log::line(format_args!("what the kernel agreed to is not saved: {error}"));
+            log::line(format_args!(
+                "what the kernel agreed to is not saved: {error}"
+            ));
         }
     }
 
     /// The name of a stack of this spec if it is open; `holder` holds it from now on.
     pub fn join(&self, id: &Id, holder: &str) -> io::Result<Option<Arc<OpenStack>>> {
         let mut state = self.state.write();
-        let Some(node) = state.by_name.get(&id.to_string()).copied() else { return Ok(None) };
-        let Some(held) = state.by_node.get_mut(&node) else { return Ok(None) };
+        let Some(node) = state.by_name.get(&id.to_string()).copied() else {
+            return Ok(None);
+        };
+        let Some(held) = state.by_node.get_mut(&node) else {
+            return Ok(None);
+        };
         if held.holders.insert(holder.to_owned()) {
             let saved = self.save(held);
             if saved.is_err() {
@@ -175,7 +201,12 @@ impl Registry {
             Some(before) => before,
             None => (self.new_node(&mut state)?, Mode::Undecided),
         };
-        if let Some(held) = state.by_name.get(&name).copied().and_then(|n| state.by_node.get_mut(&n)) {
+        if let Some(held) = state
+            .by_name
+            .get(&name)
+            .copied()
+            .and_then(|n| state.by_node.get_mut(&n))
+        {
             held.holders.extend(holders);
             self.save(held)?;
             files.iter().for_each(|file| self.cache.release(file));
@@ -184,7 +215,13 @@ impl Registry {
         let changes = Arc::clone(&self.changes);
         let stack = Arc::new(OpenStack::new(id, node, spec.kind, stack, files, changes));
         let spec = spec.clone();
-        let held = Held { stack: Arc::clone(&stack), spec, holders, opens: 0, mode };
+        let held = Held {
+            stack: Arc::clone(&stack),
+            spec,
+            holders,
+            opens: 0,
+            mode,
+        };
         self.save(&held)?;
         stack.files.iter().for_each(|file| file.pin());
         state.by_name.insert(name, node);
@@ -195,7 +232,10 @@ impl Registry {
     fn new_node(&self, state: &mut State) -> io::Result<u64> {
         if state.next_node >= state.reserved {
             let reserved = state.next_node + NODES;
-            write_whole(&self.folder.join("next-node"), reserved.to_string().as_bytes())?;
+            write_whole(
+                &self.folder.join("next-node"),
+                reserved.to_string().as_bytes(),
+            )?;
             state.reserved = reserved;
         }
         state.next_node += 1;
@@ -217,7 +257,9 @@ impl Registry {
         let mut state = self.state.write();
         let nodes: Vec<u64> = state.by_node.keys().copied().collect();
         for node in nodes {
-            let Some(held) = state.by_node.get_mut(&node) else { continue };
+            let Some(held) = state.by_node.get_mut(&node) else {
+                continue;
+            };
             let before = held.holders.len();
             held.holders.retain(|holder| !gone(holder));
             if held.holders.len() == before {
@@ -225,7 +267,10 @@ impl Registry {
             }
             if !held.holders.is_empty() {
                 if let Err(error) = self.save(held) {
-                    log::line(format_args!("holders of {} are not saved: {error}", held.stack.id));
+                    log::line(format_args!(
+                        "holders of {} are not saved: {error}",
+                        held.stack.id
+                    ));
                 }
                 continue;
             }
@@ -247,7 +292,9 @@ impl Registry {
         if !state.by_node.get(&node).is_some_and(unused) {
             return;
         }
-        let Some(held) = state.by_node.remove(&node) else { return };
+        let Some(held) = state.by_node.remove(&node) else {
+            return;
+        };
         if let Mode::Passed(backing) = held.mode {
             let _ = self.connection.backing_close(backing);
         }
@@ -259,7 +306,10 @@ impl Registry {
 
     /// Somebody opens the file of a node; how it is read.
     pub fn opened(&self, node: u64) -> Option<Mode> {
-        let passthrough = self.connection.negotiated().is_some_and(|n| n.passthrough());
+        let passthrough = self
+            .connection
+            .negotiated()
+            .is_some_and(|n| n.passthrough());
         let mut state = self.state.write();
         let held = state.by_node.get_mut(&node)?;
         if held.opens == 0 && held.mode == Mode::Served {
@@ -268,7 +318,10 @@ impl Registry {
         if held.mode == Mode::Undecided {
             held.mode = self.decide(&held.stack, passthrough);
             if let Err(error) = self.save(held) {
-                log::line(format_args!("how stack {} is read is not saved: {error}", held.stack.id));
+                log::line(format_args!(
+                    "how stack {} is read is not saved: {error}",
+                    held.stack.id
+                ));
             }
         }
         held.opens += 1;
@@ -277,13 +330,20 @@ impl Registry {
 
     /// A layer that is whole on this disk and fills its stack is left to the kernel.
     fn decide(&self, stack: &OpenStack, passthrough: bool) -> Mode {
-        let [file] = &stack.files[..] else { return Mode::Served };
+        let [file] = &stack.files[..] else {
+            return Mode::Served;
+        };
         let fills = file.layer().blocks() == stack.stack.blocks();
-        let Some(whole) = file.whole().filter(|_| passthrough && fills) else { return Mode::Served };
+        let Some(whole) = file.whole().filter(|_| passthrough && fills) else {
+            return Mode::Served;
+        };
         match self.connection.backing_open(whole) {
             Ok(backing) => Mode::Passed(backing),
             Err(error) => {
-                log::line(format_args!("stack {} is not passed through: {error}", stack.id));
+                log::line(format_args!(
+                    "stack {} is not passed through: {error}",
+                    stack.id
+                ));
                 Mode::Served
             }
         }
@@ -312,7 +372,11 @@ impl Registry {
         let state = self.state.read();
         let each = state.by_node.values().map(|held| {
             let holders = held.holders.iter().cloned().collect();
-            (Arc::clone(&held.stack), holders, matches!(held.mode, Mode::Passed(_)))
+            (
+                Arc::clone(&held.stack),
+                holders,
+                matches!(held.mode, Mode::Passed(_)),
+            )
         });
         each.collect()
     }
@@ -325,7 +389,10 @@ impl Registry {
             mode: held.mode,
         };
         let _one = self.saving.lock();
-        write_whole(&self.file(&held.stack.id.to_string()), &serde_json::to_vec(&saved)?)
+        write_whole(
+            &self.file(&held.stack.id.to_string()),
+            &serde_json::to_vec(&saved)?,
+        )
     }
 
     fn file(&self, name: &str) -> PathBuf {

@@ -86,10 +86,12 @@ async fn fill(
     let deadline = (stack.kind == Kind::Disk).then(|| Instant::now() + patience);
     let mut plains = std::collections::HashMap::new();
     for (layer, chunk, progress) in waits {
-        let plain = arrival(stack, progress.clone(), deadline).await.map_err(|trouble| {
-            give_up(stack, progress, &trouble);
-            Errno::IO
-        })?;
+        let plain = arrival(stack, progress.clone(), deadline)
+            .await
+            .map_err(|trouble| {
+                give_up(stack, progress, &trouble);
+                Errno::IO
+            })?;
         plains.insert((layer, chunk), plain);
     }
     stack.clear_fault(false);
@@ -107,9 +109,15 @@ fn ask(stack: &Arc<OpenStack>, fetcher: &Arc<Fetcher>, missing: &[(usize, u32)])
         let file = &stack.files[layer];
         let chunks = part.iter().map(|(_, chunk)| *chunk);
         let asked = fetcher.request(file, chunks, Urgency::Waited);
-        waits.extend(asked.into_iter().map(|(chunk, progress)| (layer, chunk, progress)));
+        waits.extend(
+            asked
+                .into_iter()
+                .map(|(chunk, progress)| (layer, chunk, progress)),
+        );
         for (_, chunk) in part {
-            let ahead = stack.ahead(layer, *chunk).filter(|chunk| !file.may_have(*chunk));
+            let ahead = stack
+                .ahead(layer, *chunk)
+                .filter(|chunk| !file.may_have(*chunk));
             let ahead: Vec<u32> = ahead.collect();
             drop(fetcher.request(file, ahead, Urgency::Ahead));
         }
@@ -129,7 +137,10 @@ async fn arrival(
             Progress::Ready(plain) => return Ok(Arc::clone(plain)),
             Progress::Waiting(trouble) => trouble.clone(),
         };
-        let slow = || Trouble { message: "the store does not answer".into(), lasting: false };
+        let slow = || Trouble {
+            message: "the store does not answer".into(),
+            lasting: false,
+        };
         let over = deadline.is_some_and(|deadline| Instant::now() >= deadline);
         let hopeless = deadline.is_some() && trouble.as_ref().is_some_and(|t| t.lasting);
         if over || hopeless {

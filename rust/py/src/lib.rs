@@ -1,5 +1,7 @@
 //! `agentenv._core`: thin bindings. They convert and release the interpreter lock.
 
+mod objects;
+
 use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
@@ -39,5 +41,10 @@ fn read_tsc() -> u64 {
 
 #[pymodule]
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<objects::Objects>()?;
+    module.add(
+        "ObjectsError",
+        module.py().get_type::<objects::ObjectsError>(),
+    )?;
     module.add_function(wrap_pyfunction!(tsc_khz, module)?)
 }

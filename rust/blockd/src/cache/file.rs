@@ -209,7 +209,9 @@ impl LayerFile {
             let _gate = self.gate.read();
             self.present.get(chunk)
                 && self
-                    .each_run(chunk, |part, at| self.file.read_exact_at(&mut plain[part], at))
+                    .each_run(chunk, |part, at| {
+                        self.file.read_exact_at(&mut plain[part], at)
+                    })
                     .is_ok()
         };
         if !done || chunk::verify(&self.layer.entry(chunk).id, &plain).is_err() {
@@ -322,10 +324,17 @@ fn offset(block: u32) -> u64 {
 
 fn open_direct(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
-    options.read(true).write(true).create(true).truncate(false).mode(0o600);
+    options
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600);
     let direct = OFlags::DIRECT.bits() as i32;
     match options.clone().custom_flags(direct).open(path) {
-        Err(error) if error.raw_os_error() == Some(Errno::INVAL.raw_os_error()) => options.open(path),
+        Err(error) if error.raw_os_error() == Some(Errno::INVAL.raw_os_error()) => {
+            options.open(path)
+        }
         opened => opened,
     }
 }

@@ -109,7 +109,9 @@ impl Cache {
     /// half done goes.
     pub fn rescan(&self, first: bool) -> io::Result<()> {
         for folder in fs::read_dir(&self.dir)?.flatten() {
-            let Ok(files) = fs::read_dir(folder.path()) else { continue };
+            let Ok(files) = fs::read_dir(folder.path()) else {
+                continue;
+            };
             for file in files.flatten() {
                 self.take_in(&file.path(), first);
             }
@@ -119,14 +121,19 @@ impl Cache {
 
     fn take_in(&self, path: &Path, first: bool) {
         let name = path.file_stem().and_then(|name| name.to_str());
-        let kind = path.extension().and_then(|kind| kind.to_str()).unwrap_or("");
+        let kind = path
+            .extension()
+            .and_then(|kind| kind.to_str())
+            .unwrap_or("");
         let (Some(Ok(id)), "data" | "table" | "whole") = (name.map(str::parse::<Id>), kind) else {
             if first {
                 let _ = fs::remove_file(path);
             }
             return;
         };
-        let Ok(about) = fs::metadata(path) else { return };
+        let Ok(about) = fs::metadata(path) else {
+            return;
+        };
         let at = about.modified().unwrap_or(SystemTime::UNIX_EPOCH);
         let mut state = self.state.lock();
         if state.open.contains_key(&id) {
@@ -183,7 +190,9 @@ impl Cache {
     pub fn release(&self, file: &Arc<LayerFile>) {
         let id = file.layer().id();
         let mut state = self.state.lock();
-        let Some((_, users)) = state.open.get_mut(&id) else { return };
+        let Some((_, users)) = state.open.get_mut(&id) else {
+            return;
+        };
         *users -= 1;
         if *users > 0 {
             return;
@@ -198,7 +207,11 @@ impl Cache {
 
     /// An open layer.
     pub fn find(&self, id: &Id) -> Option<Arc<LayerFile>> {
-        self.state.lock().open.get(id).map(|(file, _)| Arc::clone(file))
+        self.state
+            .lock()
+            .open
+            .get(id)
+            .map(|(file, _)| Arc::clone(file))
     }
 
     /// Bytes of chunks.
@@ -246,7 +259,13 @@ impl Cache {
 
     fn evict(&self, wanted: u64) -> u64 {
         let mut freed = self.evict_closed(wanted);
-        let open: Vec<_> = self.state.lock().open.values().map(|(file, _)| file.clone()).collect();
+        let open: Vec<_> = self
+            .state
+            .lock()
+            .open
+            .values()
+            .map(|(file, _)| file.clone())
+            .collect();
         // Twice around: the first may do no more than clear the marks of use.
         for file in open.iter().chain(&open) {
             if file.pinned() {
@@ -259,7 +278,9 @@ impl Cache {
                 freed += file.evict(chunk);
             }
         }
-        self.counters.evicted_bytes.fetch_add(freed, Ordering::Relaxed);
+        self.counters
+            .evicted_bytes
+            .fetch_add(freed, Ordering::Relaxed);
         freed
     }
 
@@ -267,13 +288,18 @@ impl Cache {
         let mut freed = 0;
         while freed < wanted {
             let mut state = self.state.lock();
-            let Some((&(at, id), &bytes)) = state.closed.iter().next() else { break };
+            let Some((&(at, id), &bytes)) = state.closed.iter().next() else {
+                break;
+            };
             state.take_closed(&id);
             let path = self.path(&id, "data");
             for path in [mark_of(&path), path, self.path(&id, "table")] {
                 match fs::remove_file(&path) {
                     Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                        log::line(format_args!("{} cannot be removed: {error}", path.display()));
+                        log::line(format_args!(
+                            "{} cannot be removed: {error}",
+                            path.display()
+                        ));
                         let later = at + Duration::from_secs(3600);
                         state.put_closed(id, later.max(SystemTime::now()), bytes);
                         return freed;
