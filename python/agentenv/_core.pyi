@@ -1,7 +1,8 @@
 """Typed face of the Rust extension `agentenv._core` (rust/py)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from os import PathLike
+from typing import TypeAlias
 
 def tsc_khz(milliseconds: int) -> int:
     """Rate of the time stamp counter in kHz, measured over ``milliseconds``; 0 off x86_64."""
@@ -31,3 +32,69 @@ class Objects:
 
     def delete(self, keys: Sequence[str]) -> None: ...
     def sweep_drafts(self) -> int: ...
+
+Chunk: TypeAlias = tuple[bytes, int, int, int, str, int]
+"""Id (32 bytes), stored bytes, blocks when plain, codec, pack, offset in the pack."""
+
+class Layer:
+    """A layer's table (docs/FORMATS.md). Methods raise ValueError for what is damaged."""
+
+    @staticmethod
+    def decode(data: bytes) -> Layer: ...
+    def encode(self) -> bytes: ...
+    @property
+    def id(self) -> str: ...
+    @property
+    def blocks(self) -> int:
+        """The logical length in blocks of 4096 bytes."""
+
+    @property
+    def data_bytes(self) -> int:
+        """Bytes that are neither hole nor zero."""
+
+    @property
+    def packs(self) -> list[str]: ...
+    def chunks(self) -> list[Chunk]: ...
+    def moved(self, places: Sequence[Chunk]) -> Layer:
+        """The same layer with these chunks at these places."""
+
+class WrittenLayer:
+    @property
+    def layer(self) -> Layer: ...
+    @property
+    def pack(self) -> tuple[str, int] | None:
+        """Id and bytes of the pack of new chunks; None if every chunk was known."""
+
+    @property
+    def fresh_bytes(self) -> int:
+        """Plain bytes of the chunks in the pack."""
+
+def write_layer(
+    source: str | PathLike[str],
+    blocks: int,
+    spans: Sequence[tuple[int, int, int]],
+    window: int,
+    known: Callable[[list[bytes]], Sequence[Chunk | None]],
+    pack: str | PathLike[str],
+) -> WrittenLayer:
+    """A layer of ``spans`` (first block, blocks, byte offset in ``source``), in order and apart,
+    its new chunks in a pack at ``pack``. ``window``: blocks of a chunk, 0 cuts by content. ``known``
+    is asked for places of chunks; what it raises is raised. OSError, ValueError."""
+
+def unpack_layer(objects: Objects, layer: Layer, path: str | PathLike[str], at: int) -> None:
+    """The layer's blocks from the store into a file, from block ``at`` on; holes stay holes.
+    Raises ObjectsError, ValueError (damaged), OSError."""
+
+def pack_chunks(objects: Objects, id: str, size: int) -> list[Chunk]:
+    """What a stored pack of ``size`` bytes holds, by its own directory."""
+
+def repack(
+    objects: Objects, chunks: Sequence[Chunk], path: str | PathLike[str]
+) -> tuple[str, int, list[Chunk]]:
+    """Copy chunks, verified, into a new pack at ``path``: its id, its bytes, their new places."""
+
+def verify_chunks(objects: Objects, chunks: Sequence[Chunk]) -> list[tuple[str, str]]:
+    """Ids of the chunks whose stored bytes are not theirs, each with the reason."""
+
+def stack_id(blocks: int, layers: Sequence[tuple[str, int]]) -> str:
+    """The name of the stack of these layers (id, first block), lowest first."""

@@ -34,6 +34,17 @@ class Config:
     tls_cert: str = _key("", "PEM file", "empty: plain HTTP; may change while it serves")
     tls_key: str = _key("", "PEM file", "of the certificate in tls_cert")
     domain: str = _key("localhost", "DNS name", "sandboxes answer at {port}-{id}.{domain}")
+    store: str = _key(
+        "", "DIRECTORY or s3://BUCKET[/PREFIX][?endpoint=URL&…]", "empty: HOME/store; the truth"
+    )
+    cache_size: int = _key(20 << 30, "bytes", "chunks kept on this disk, least used go first")
+    cache_free: int = _key(2 << 30, "bytes", "left free on the cache's disk, whatever the size")
+    store_patience: float = _key(
+        30.0, "seconds", "a read waits so long for the store, then the sandbox stops until it is back"
+    )
+    peers: tuple[str, ...] = _key((), "http://HOST:PORT", "nodes asked for chunks before the store")
+    peer_listen: str = _key("", "HOST:PORT", "empty: no node is answered; needs peer_token")
+    peer_token: str = _key("", "file", "the secret that nodes of one cluster share")
     engine: str = _key("auto", "auto|qemu", "KVM where it works, else emulation")
     vcpus: int = _key(0, "CPUs, 0: 2 with KVM, 1 without", "emulated CPUs share the host's cores")
     memory_mib: int = _key(512, "MiB", "fits a shell, Python and a test run")
@@ -86,6 +97,10 @@ class Config:
     @property
     def api_key_file(self) -> Path:
         return self.home / "secrets" / "api-key"
+
+    @property
+    def store_url(self) -> str:
+        return self.store or str(self.home / "store")
 
     @property
     def api_socket(self) -> Path:
@@ -146,7 +161,12 @@ def _checked(config: Config) -> Config:
             ipaddress.IPv4Network(text)
         except ValueError as error:
             raise _invalid(name, f"is {text!r}", str(error)) from error
-    for name in ("memory_mib", "disk_mib", "sandbox_timeout", "boot_deadline", "uid_base"):
+    if config.peer_listen and not config.peer_token:
+        raise _invalid("peer_token", "is not given", "nodes answer only who has the secret")
+    if not config.store_url.startswith(("/", "s3://", "file:///")):
+        raise _invalid("store", f"is {config.store!r}", "it takes a directory or s3://BUCKET…")
+    positive = ("memory_mib", "disk_mib", "sandbox_timeout", "boot_deadline", "uid_base", "cache_size")
+    for name in positive:
         if cast(float, getattr(config, name)) <= 0:
             raise _invalid(name, "is not positive", "give a number above 0")
     return config

@@ -59,13 +59,15 @@ class MachineSpec:
     ``run_dir`` (0700, owned by ``uid``) is for the engine's sockets, console
     log and process record; it exists when ``boot`` is called and is removed by
     the caller after the machine has ended. ``disk`` is a qcow2 file the engine
-    may write. ``cgroup`` is a name relative to the node's delegated parent.
+    may write, over the blocks of ``disk_base``. ``cgroup`` is a name relative to the node's
+    delegated parent. ``root`` and ``disk_base`` may be None where the machine runs already.
     """
 
     sandbox_id: str
     run_dir: Path
-    root: FlatSource
+    root: FlatSource | None
     disk: Path
+    disk_base: Path | None
     vcpus: int
     memory_mib: int
     network: Attachment | None
@@ -126,6 +128,10 @@ class Machine(Protocol):
 
     async def wait(self) -> ExitCause:
         """Return when the machine has ended, however it did. May be awaited by several."""
+        ...
+
+    async def proceed(self) -> bool:
+        """Let a guest go on that was stopped because its storage failed; whether it was."""
         ...
 
     def console_tail(self, lines: int = 40) -> tuple[str, ...]: ...

@@ -24,7 +24,7 @@ from agentenv.image.compression import READ, compression, plain
 from agentenv.image.reference import LocalImage
 from agentenv.image.source import OpenBlob, Report, SourceLayer, source_layers
 from agentenv.model import ImageConfig
-from agentenv.store.blobs import Blobs
+from agentenv.store.drafts import Drafts
 
 
 class Files(Protocol):
@@ -141,12 +141,12 @@ def _sha256(files: Files, name: str) -> str:
 
 
 @asynccontextmanager
-async def opened(reference: LocalImage, blobs: Blobs) -> AsyncGenerator[ArchivedImage]:
+async def opened(reference: LocalImage, drafts: Drafts) -> AsyncGenerator[ArchivedImage]:
     """Open an image of kind ``oci``, ``oci-archive`` or ``docker-archive``. Raises ImageError."""
     if reference.kind == "oci":
         yield _layout(FolderFiles(reference.path), reference.tag)
         return
-    async with _tar_files(reference.path, blobs) as files:
+    async with _tar_files(reference.path, drafts) as files:
         if reference.kind == "docker-archive":
             yield await asyncio.to_thread(_docker, files, reference.tag)
         else:
@@ -154,14 +154,14 @@ async def opened(reference: LocalImage, blobs: Blobs) -> AsyncGenerator[Archived
 
 
 @asynccontextmanager
-async def _tar_files(path: Path, blobs: Blobs) -> AsyncGenerator[TarFiles]:
+async def _tar_files(path: Path, drafts: Drafts) -> AsyncGenerator[TarFiles]:
     with path.open("rb") as file:
         compressed = compression(file.read(8)) is not None
     try:
         if not compressed:
             yield await asyncio.to_thread(TarFiles, path)
             return
-        async with blobs.draft() as draft:
+        async with drafts.draft() as draft:
             await asyncio.to_thread(_expand, path, draft.path)
             yield await asyncio.to_thread(TarFiles, draft.path)
     except tarfile.TarError as error:

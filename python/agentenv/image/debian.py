@@ -10,7 +10,7 @@ from agentenv.errors import ImageError
 from agentenv.host.process import ProcessFailed, run
 from agentenv.image.reference import DebianImage
 from agentenv.image.tarball import TarImage, open_tar
-from agentenv.store.blobs import Blobs
+from agentenv.store.drafts import Drafts
 
 # Newer file times become this one, so that the same packages give the same bytes; not 1970,
 # because zip files hold no time before 1980.
@@ -28,9 +28,9 @@ _TRIM = (
 
 
 @asynccontextmanager
-async def opened_suite(reference: DebianImage, blobs: Blobs) -> AsyncGenerator[TarImage]:
+async def opened_suite(reference: DebianImage, drafts: Drafts) -> AsyncGenerator[TarImage]:
     """Build the suite; the same packages give the same image. Raises ImageError, MissingTool."""
-    async with blobs.draft() as draft:
+    async with drafts.draft() as draft:
         argv = ["mmdebstrap", "--quiet", "--variant=minbase", "--format=tar", *_TRIM]
         if reference.packages:
             argv.append(f"--include={','.join(reference.packages)}")

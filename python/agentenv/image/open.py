@@ -9,28 +9,28 @@ from agentenv.image import archive, debian, registry, tarball
 from agentenv.image.reference import DebianImage, ImageReference, RegistryImage
 from agentenv.image.registry import RegistrySettings
 from agentenv.image.source import ImageSource
-from agentenv.store.blobs import Blobs
+from agentenv.store.drafts import Drafts
 
 
 @asynccontextmanager
 async def opened(
-    reference: ImageReference, settings: RegistrySettings, blobs: Blobs
+    reference: ImageReference, settings: RegistrySettings, drafts: Drafts
 ) -> AsyncGenerator[ImageSource]:
-    """Open an image; what it needs on disk meanwhile are drafts in ``blobs``."""
+    """Open an image; what it needs on disk meanwhile are drafts in ``drafts``."""
     if isinstance(reference, RegistryImage):
-        async with registry.opened(reference, settings, blobs) as remote:
+        async with registry.opened(reference, settings, drafts) as remote:
             yield remote
     elif isinstance(reference, DebianImage):
-        async with debian.opened_suite(reference, blobs) as built:
+        async with debian.opened_suite(reference, drafts) as built:
             yield built
     elif reference.kind == "dir":
         await tarball.path_must_exist(reference.path, folder=True)
-        async with tarball.opened_folder(reference.path, blobs) as packed:
+        async with tarball.opened_folder(reference.path, drafts) as packed:
             yield packed
     elif reference.kind == "tar":
         await tarball.path_must_exist(reference.path, folder=False)
         yield await tarball.open_tar(reference.path)
     else:
         await tarball.path_must_exist(reference.path, folder=reference.kind == "oci")
-        async with archive.opened(reference, blobs) as found:
+        async with archive.opened(reference, drafts) as found:
             yield found

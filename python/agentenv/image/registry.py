@@ -16,7 +16,7 @@ from agentenv.image.reference import DOCKER_HUB, RegistryImage
 from agentenv.image.source import OpenBlob, Report, SourceLayer, source_layers
 from agentenv.image.transport import TIMEOUT, Endpoint, Missing, Transport
 from agentenv.model import ImageConfig
-from agentenv.store.blobs import Blobs
+from agentenv.store.drafts import Drafts
 
 T = TypeVar("T")
 HUB_ENDPOINT = "https://registry-1.docker.io"
@@ -70,7 +70,7 @@ class RemoteImage:
     """Implements ``ImageSource``."""
 
     transports: Sequence[Transport]
-    blobs: Blobs
+    drafts: Drafts
     digest: str
     config: ImageConfig
     layers: tuple[SourceLayer, ...]
@@ -78,7 +78,7 @@ class RemoteImage:
     @asynccontextmanager
     async def blob(self, layer: SourceLayer, report: Report) -> AsyncGenerator[OpenBlob]:
         wanted = m.Descriptor(layer.digest, layer.size)
-        async with self.blobs.draft() as draft:
+        async with self.drafts.draft() as draft:
             await _first(
                 self.transports,
                 lambda transport: transport.download(
@@ -93,7 +93,7 @@ class RemoteImage:
 
 @asynccontextmanager
 async def opened(
-    reference: RegistryImage, settings: RegistrySettings, blobs: Blobs
+    reference: RegistryImage, settings: RegistrySettings, drafts: Drafts
 ) -> AsyncGenerator[RemoteImage]:
     """Find the image and read its manifest. Raises ImageError (``image_not_found``,
     ``image_denied``, ``image_platform``, ``digest_mismatch``), InfraError."""
@@ -102,11 +102,11 @@ async def opened(
             Transport(client, endpoint, reference.name)
             for endpoint in endpoints(reference.host, settings)
         ]
-        yield await _read(reference, transports, blobs)
+        yield await _read(reference, transports, drafts)
 
 
 async def _read(
-    reference: RegistryImage, transports: Sequence[Transport], blobs: Blobs
+    reference: RegistryImage, transports: Sequence[Transport], drafts: Drafts
 ) -> RemoteImage:
     architecture = m.host_architecture()
     digest = reference.digest
@@ -129,7 +129,7 @@ async def _read(
     config = m.configuration(m.document(raw.content), len(manifest.layers), architecture)
     layers = source_layers(manifest, config)
     assert digest is not None
-    return RemoteImage(transports, blobs, digest, config.image, layers)
+    return RemoteImage(transports, drafts, digest, config.image, layers)
 
 
 async def _manifest(transports: Sequence[Transport], tag: str, name: str) -> bytes:

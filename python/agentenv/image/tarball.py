@@ -19,7 +19,7 @@ from agentenv.errors import ImageError, faults
 from agentenv.image.compression import plain
 from agentenv.image.source import OpenBlob, Report, SourceLayer
 from agentenv.model import ImageConfig
-from agentenv.store.blobs import Blobs
+from agentenv.store.drafts import Drafts
 
 PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -68,9 +68,9 @@ async def open_tar(path: Path) -> TarImage:
 
 
 @asynccontextmanager
-async def opened_folder(folder: Path, blobs: Blobs) -> AsyncGenerator[TarImage]:
+async def opened_folder(folder: Path, drafts: Drafts) -> AsyncGenerator[TarImage]:
     """The folder's content as a tar that is the same whenever the content is."""
-    async with blobs.draft() as draft:
+    async with drafts.draft() as draft:
         await interruptible(lambda stop: write_tar(folder, draft.path, stop))
         yield await open_tar(draft.path)
 

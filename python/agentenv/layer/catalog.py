@@ -1,13 +1,15 @@
 """The images of a home: pulled, found, given as files, removed. Safe from several processes.
 
-A pull holds the lock ``images`` shared from its first look at the store until its record is
-written; what removes unused blobs holds it alone, so it never takes one that a pull counts on.
+The store is shared with other nodes. What a pull counts on there is kept by a lease while it runs,
+afterwards by a claim: an object ``claim/HOME/IMAGE`` with the keys of all that the image needs. An
+image that another node pulled (``image/ID``) is claimed, not made again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import logging
 import os
 from dataclasses import asdict, dataclass
@@ -18,15 +20,19 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from agentenv.concurrency import KeyedLocks
-from agentenv.errors import ImageError, NotFound, UserError
+from agentenv.errors import AgentEnvError, ImageError, NotFound, UserError
 from agentenv.host.files import file_lock, try_file_lock
 from agentenv.image.open import opened
 from agentenv.image.reference import LocalImage, parse
 from agentenv.image.registry import RegistrySettings
 from agentenv.image.source import ImageSource, Report, SourceLayer, quiet
 from agentenv.layer import convert
+from agentenv.layer.layers import BLOCK, Layers, Part
 from agentenv.model import ImageConfig
-from agentenv.store.blobs import Blobs
+from agentenv.store import lease as leases
+from agentenv.store.claims import Claims
+from agentenv.store.collection import Collection
+from agentenv.store.lease import Lease
 from agentenv.store.records import ImageRow, Records
 
 log = logging.getLogger(__name__)
@@ -34,12 +40,14 @@ log = logging.getLogger(__name__)
 LOCK = "images"
 FETCHES = 4  # layers fetched at once; registries throttle clients that ask for more
 ID_LENGTH = 20
+MAX_IMAGE = 64 << 20  # bytes of an image's record in the store
 _CONFIG = TypeAdapter(ImageConfig)
 
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """A stored image. ``size`` is what it takes in the store, shared layers included."""
+    """A stored image: ``parts`` side by side are its flat form, metadata first; ``size`` is that
+    in bytes, shared layers included."""
 
     id: str
     reference: str
@@ -47,6 +55,7 @@ class Image:
     created: datetime
     config: ImageConfig
     diff_ids: tuple[str, ...]
+    parts: tuple[Part, ...]
     size: int
 
 
@@ -54,11 +63,17 @@ class ImageCatalog:
     """``folder`` holds the lock file; it must exist."""
 
     def __init__(
-        self, folder: Path, blobs: Blobs, records: Records, settings: RegistrySettings
+        self,
+        folder: Path,
+        layers: Layers,
+        records: Records,
+        claims: Claims,
+        collection: Collection,
+        settings: RegistrySettings,
     ) -> None:
-        self.blobs, self.settings = blobs, settings
+        self.layers, self.settings, self.collection = layers, settings, collection
         self._lock = folder / "images.lock"
-        self._records = records
+        self._records, self._claims = records, claims
         self._pulling = KeyedLocks()
         self._fetches = asyncio.Semaphore(FETCHES)
         self._conversions = asyncio.Semaphore(os.cpu_count() or 1)
@@ -66,20 +81,34 @@ class ImageCatalog:
     async def pull(self, text: str, report: Report = quiet) -> Image:
         """Bring an image into the store; what is there already is not fetched again.
 
-        Raises UserError for a bad reference, ImageError, InfraError; nothing is left of a pull
-        that failed or was cancelled.
+        Raises UserError for a bad reference, ImageError, InfraError; of a pull that failed or was
+        cancelled nothing is left that the next collection would not take.
         """
         reference = parse(text)
         try:
             async with (
                 file_lock(self._lock, LOCK, shared=True),
-                opened(reference, self.settings, self.blobs) as source,
+                leases.hold(self.layers.objects) as lease,
+                opened(reference, self.settings, self.layers.drafts) as source,
             ):
-                await self._store_layers(source, report)
-                return await self._record(str(reference), source)
+                row = await self._known(str(reference), source, lease)
+                if row is None:
+                    await self.layers.learn()
+                    parts = await self._store_layers(source, lease, report)
+                    row = await self._make(str(reference), source, parts, lease)
+                lease.check()
+                await self._claims.put(row.id, row.doc["keys"])
+                await self._records.put_image(row)
+                return _image(row)
         except BaseException:
-            await asyncio.shield(self.collect())
+            await asyncio.shield(self._clean())
             raise
+
+    async def _clean(self) -> None:
+        try:
+            await self.collect()
+        except AgentEnvError as error:
+            log.warning("what a failed pull left is not removed now: %s", error.message)
 
     async def pull_remote(self, text: str) -> Image:
         """For requests from afar: an image by registry reference or Debian suite, pulled if it is
@@ -95,21 +124,49 @@ class ImageCatalog:
             row = await self._records.image(str(reference))
             return _image(row) if row else await self.pull(text)
 
-    async def _store_layers(self, source: ImageSource, report: Report) -> None:
+    async def _known(self, reference: str, source: ImageSource, lease: Lease) -> ImageRow | None:
+        """The image as another node made it, if all it needs is there to count on."""
+        key = f"image/{image_id(reference, source.digest)}"
+        await lease.use([key])
+        data = await self.layers.objects.get(key, MAX_IMAGE)
+        if data is None:
+            return None
+        doc: dict[str, Any] = json.loads(data)
+        await lease.use(doc["keys"])
+        for needed in doc["keys"]:
+            kind, _, name = needed.partition("/")
+            if kind == "first-use":
+                continue  # worth having, not needed
+            there = self.layers.stays(name, lease) if kind == "layer" else self._there(needed)
+            if not await there:
+                return None
+        return _row(reference, source.digest, doc)
+
+    async def _there(self, key: str) -> bool:
+        return await self.layers.objects.head(key) is not None
+
+    async def _store_layers(
+        self, source: ImageSource, lease: Lease, report: Report
+    ) -> dict[str, Part]:
         unique = {layer.diff_id: layer for layer in source.layers}
         try:
             async with asyncio.TaskGroup() as group:
-                for layer in unique.values():
-                    group.create_task(self._store_layer(source, layer, report))
+                tasks = {
+                    diff_id: group.create_task(self._store_layer(source, layer, lease, report))
+                    for diff_id, layer in unique.items()
+                }
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None
+        return {diff_id: task.result() for diff_id, task in tasks.items()}
 
-    async def _store_layer(self, source: ImageSource, layer: SourceLayer, report: Report) -> None:
-        tree_key, data_key = convert.layer_keys(layer.diff_id)
-        async with file_lock(self._lock, tree_key):
-            if await self.blobs.path(tree_key) and await self.blobs.path(data_key):
+    async def _store_layer(
+        self, source: ImageSource, layer: SourceLayer, lease: Lease, report: Report
+    ) -> Part:
+        name = convert.layer_name(layer.diff_id)
+        async with file_lock(self._lock, name):
+            if part := await self.layers.source(name, lease):
                 report(layer.digest, "exists", layer.size, layer.size)
-                return
+                return part
             async with self._fetches, source.blob(layer, report) as open_blob:
                 done = 0
 
@@ -119,32 +176,39 @@ class ImageCatalog:
                     report(layer.digest, "convert", done, layer.size)
 
                 async with self._conversions:
-                    await convert.convert(self.blobs, layer.diff_id, open_blob, advance)
+                    part = await convert.convert(
+                        self.layers, layer.diff_id, open_blob, advance, lease
+                    )
             report(layer.digest, "done", layer.size, layer.size)
+            return part
 
-    async def _record(self, reference: str, source: ImageSource) -> Image:
+    async def _make(
+        self, reference: str, source: ImageSource, made: dict[str, Part], lease: Lease
+    ) -> ImageRow:
         diff_ids = tuple(layer.diff_id for layer in source.layers)
-        meta = convert.meta_key(diff_ids)
-        async with file_lock(self._lock, meta):
-            if not await self.blobs.path(meta):
-                await convert.write_metadata(self.blobs, diff_ids)
-        keys = [meta, *(key for diff_id in diff_ids for key in convert.layer_keys(diff_id))]
-        sizes = [path.stat().st_size for path in await convert.segments(self.blobs, diff_ids)]
-        row = ImageRow(
-            id=hashlib.sha256(f"{reference}\n{source.digest}".encode()).hexdigest()[:ID_LENGTH],
-            reference=reference,
-            digest=source.digest,
-            created=datetime.now(UTC),
-            layers=tuple(dict.fromkeys(keys)),
-            doc={
-                "config": asdict(source.config),
-                "diff_ids": list(diff_ids),
-                "layers": [asdict(layer) for layer in source.layers],
-                "size": sum(sizes),
-            },
-        )
-        await self._records.put_image(row)
-        return _image(row)
+        name = convert.meta_name(diff_ids)
+        async with file_lock(self._lock, name):
+            meta = await self.layers.source(name, lease)
+            if meta is None:
+                meta = await convert.write_metadata(self.layers, diff_ids, lease)
+        parts = [meta, *(made[diff_id] for diff_id in diff_ids)]
+        names = [convert.layer_name(diff_id) for diff_id in diff_ids]
+        found = image_id(reference, source.digest)
+        keys = [
+            *(f"layer/{part.layer}" for part in parts if part.layer),
+            *(f"tree/{name}" for name in names),
+            *(f"source/{name}" for name in (name, *names)),
+        ]
+        doc: dict[str, Any] = {
+            "config": asdict(source.config),
+            "diff_ids": list(diff_ids),
+            "layers": [asdict(layer) for layer in source.layers],
+            "parts": [asdict(part) for part in parts],
+            "keys": [*dict.fromkeys(keys), f"image/{found}", first_use_key(found)],
+        }
+        await lease.use(doc["keys"])
+        await self.layers.objects.put(f"image/{found}", json.dumps(doc).encode())
+        return _row(reference, source.digest, doc)
 
     async def find(self, key: str) -> Image:
         """By id, its beginning, or reference in any spelling. Raises NotFound, UserError."""
@@ -167,41 +231,55 @@ class ImageCatalog:
     async def list(self) -> list[Image]:
         return [_image(row) for row in await self._records.images()]
 
-    async def segments(self, image_id: str) -> tuple[Path, ...]:
-        """The files of the flat image, in order. Raises NotFound, ImageError."""
-        image = await self.find(image_id)
-        return await convert.segments(self.blobs, image.diff_ids)
-
     async def remove(self, image_id: str) -> None:
         """Forget an image and delete what no other needs. Raises NotFound, Conflict if in use."""
         image = await self.find(image_id)
         await self._records.drop_image(image.id)
+        await self._claims.drop(image.id)
         await self.collect()
 
-    async def collect(self) -> int:
-        """Delete blobs of no image, and drafts whose writer died; how many.
-
-        While somebody pulls, nothing is deleted: what is left is found the next time.
-        """
+    async def sweep(self) -> int:
+        """Remove drafts whose writer died, and claims of images that nobody remembers; how many
+        drafts."""
+        drafts = await self.layers.drafts.sweep()
         async with try_file_lock(self._lock, LOCK) as alone:
-            removed = await self.blobs.sweep()
-            if not alone:
-                return removed
-            unused = await self.blobs.keys() - await self._records.layers_in_use()
-            for key in sorted(unused):
-                await self.blobs.delete(key)
-            return removed + len(unused)
+            if alone:  # no pull of ours is between its claim and its record
+                known = {row.id for row in await self._records.images()}
+                for claim in await self._claims.own("image"):
+                    if claim not in known:
+                        await self._claims.drop(claim)
+        return drafts
+
+    async def collect(self) -> int:
+        """Delete what nothing in the store refers to, and drafts whose writer died; how many."""
+        return await self.sweep() + len((await self.collection.run()).deleted)
+
+
+def first_use_key(image_id: str) -> str:
+    """Where the store has what a start of the image reads first, if it is known."""
+    return f"first-use/{image_id}"
+
+
+def image_id(reference: str, digest: str) -> str:
+    """The same on every node."""
+    return hashlib.sha256(f"{reference}\n{digest}".encode()).hexdigest()[:ID_LENGTH]
+
+
+def _row(reference: str, digest: str, doc: dict[str, Any]) -> ImageRow:
+    return ImageRow(image_id(reference, digest), reference, digest, datetime.now(UTC), doc)
 
 
 def _image(row: ImageRow) -> Image:
     doc: dict[str, Any] = row.doc
     try:
         found = _CONFIG.validate_python(doc["config"])
-    except ValidationError as error:
+        parts = tuple(Part(part["layer"], part["blocks"]) for part in doc["parts"])
+    except (ValidationError, KeyError) as error:
         raise ImageError(
             f"the record of image {row.id} is of another version", why=str(error),
             fix="pull it again", code="image_incomplete",
         ) from error  # fmt: skip
+    size = sum(part.blocks for part in parts) * BLOCK
     return Image(
-        row.id, row.reference, row.digest, row.created, found, tuple(doc["diff_ids"]), doc["size"]
+        row.id, row.reference, row.digest, row.created, found, tuple(doc["diff_ids"]), parts, size
     )

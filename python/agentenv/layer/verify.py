@@ -10,17 +10,14 @@ import asyncio
 import filecmp
 import hashlib
 import os
-import shutil
 import stat
 import threading
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from agentenv.concurrency import interruptible
-from agentenv.errors import AgentEnvError, ImageError, faults
+from agentenv.errors import AgentEnvError
 from agentenv.host.mount import mounted
-from agentenv.image.compression import READ
 from agentenv.image.open import opened
 from agentenv.image.reference import DebianImage, parse
 from agentenv.image.registry import RegistrySettings
@@ -29,7 +26,7 @@ from agentenv.layer import convert
 from agentenv.layer.catalog import Image
 from agentenv.layer.tree import HOLE, IMPLIED, Chunks, Directory, Inode, Kind, Node, walk
 from agentenv.layer.unpack import HOLES_FROM, ChunkHasher, chunk_span
-from agentenv.store.blobs import Blobs
+from agentenv.layer.layers import Layers, Part, damaged
 
 _FORMATS = {
     stat.S_IFREG: Kind.FILE,
@@ -60,22 +57,14 @@ class Verdict:
     source: str
 
 
-async def verify(blobs: Blobs, image: Image, settings: RegistrySettings) -> Verdict:
-    """Raises ImageError (``image_incomplete``, ``layer_damaged``), InfraError."""
-    root, _ = await convert.load_tree(blobs, image.diff_ids)
-    parts = await convert.segments(blobs, image.diff_ids)
-    async with blobs.draft() as draft:
-        await asyncio.to_thread(_join, parts, draft.path)
+async def verify(layers: Layers, image: Image, settings: RegistrySettings) -> Verdict:
+    """Raises ImageError (``image_incomplete``), InfraError (``layer_damaged``)."""
+    root, _ = await convert.load_tree(layers, image.diff_ids)
+    async with layers.drafts.draft() as draft:
+        await layers.unpack(image.parts, draft.path)
         async with mounted(draft.path, "erofs", ("ro", "loop")) as folder:
             found, entries = await interruptible(lambda stop: compare(root, folder, stop))
-    return Verdict(entries, tuple(found), await _source(blobs, image, settings))
-
-
-def _join(parts: Sequence[Path], target: Path) -> None:
-    with faults("the flat image could not be written"), target.open("wb") as out:
-        for part in parts:
-            with part.open("rb") as file:
-                shutil.copyfileobj(file, out, READ)
+    return Verdict(entries, tuple(found), await _source(layers, image, settings))
 
 
 def compare(root: Directory, folder: Path, stop: threading.Event) -> tuple[list[Difference], int]:
@@ -172,16 +161,17 @@ def _hash(path: bytes, inode: Inode) -> str:
         return hasher.hexdigest()
 
 
-async def _source(blobs: Blobs, image: Image, settings: RegistrySettings) -> str:
+async def _source(layers: Layers, image: Image, settings: RegistrySettings) -> str:
     reference = parse(image.reference)
     if isinstance(reference, DebianImage):
         return "not compared: built from packages, which change"
+    stored = dict(zip(image.diff_ids, image.parts[1:], strict=True))
     try:
-        async with opened(reference, settings, blobs) as source:
+        async with opened(reference, settings, layers.drafts) as source:
             if source.digest != image.digest:
                 return f"not compared: {image.reference} is another image by now"
             for layer in source.layers:
-                await _layer(blobs, source, layer)
+                await _layer(layers, source, layer, stored[layer.diff_id])
     except AgentEnvError as error:
         if error.code == "layer_damaged":
             raise
@@ -189,17 +179,14 @@ async def _source(blobs: Blobs, image: Image, settings: RegistrySettings) -> str
     return "the same"
 
 
-async def _layer(blobs: Blobs, source: ImageSource, layer: SourceLayer) -> None:
-    """Raises ImageError (``layer_damaged``) if it is stored differently from its source."""
-    async with source.blob(layer, quiet) as open_blob, blobs.draft() as draft:
-        await interruptible(
-            lambda stop: convert.unpack(draft.path, open_blob, lambda _: None, stop)
-        )
-        _, data_key = convert.layer_keys(layer.diff_id)
-        stored = await convert.stored(blobs, data_key)
-        if not await asyncio.to_thread(filecmp.cmp, stored, draft.path, shallow=False):
-            raise ImageError(
-                f"layer {layer.digest} is stored differently from its source",
-                fix="remove the image and pull it again",
-                code="layer_damaged",
-            )
+async def _layer(layers: Layers, source: ImageSource, layer: SourceLayer, part: Part) -> None:
+    """Raises InfraError (``layer_damaged``) if it is stored differently from its source."""
+    async with (
+        source.blob(layer, quiet) as open_blob,
+        layers.drafts.draft() as made,
+        layers.drafts.draft() as stored,
+    ):
+        await interruptible(lambda stop: convert.unpack(made.path, open_blob, lambda _: None, stop))
+        await layers.unpack([part], stored.path)
+        if not await asyncio.to_thread(filecmp.cmp, stored.path, made.path, shallow=False):
+            raise damaged(layer.digest, "it differs from its source")

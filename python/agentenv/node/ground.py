@@ -7,11 +7,13 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from agentenv.concurrency import Tasks
 from agentenv.engine.contract import Engine, FlatSource
 from agentenv.engine.qemu import disk
 from agentenv.layer.catalog import ImageCatalog
 from agentenv.node.data_plane import DataPlane
 from agentenv.node.edge import Resolver, Route
+from agentenv.node.roots import Roots
 from agentenv.node.slots import SlotPool
 from agentenv.sandbox.ground import Place
 from agentenv.sandbox.network import Policy
@@ -19,6 +21,8 @@ from agentenv.sandbox.record import SandboxInfo, to_row
 from agentenv.store.records import Records
 
 DNS_PORT = 53
+# What a sandbox reads in its first seconds is worth having at once on another node.
+FIRST_SECONDS = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +45,13 @@ class NodeGround:
         catalog: ImageCatalog,
         slots: SlotPool,
         data_plane: DataPlane,
+        roots: Roots,
         folders: Folders,
         name_servers: tuple[str, ...],
     ) -> None:
         self._engine, self._records, self._catalog = engine, records, catalog
-        self._slots, self._data_plane = slots, data_plane
+        self._slots, self._data_plane, self._roots = slots, data_plane, roots
+        self._tasks = Tasks()
         self._folders, self._name_servers = folders, name_servers
 
     @property
@@ -68,8 +74,24 @@ class NodeGround:
         uid = self._slots.uid(index)
         return Place(index, self._slots.attachment(index), uid, uid)
 
-    async def root(self, image_id: str) -> FlatSource:
-        return FlatSource(await self._catalog.segments(image_id))
+    async def close(self) -> None:
+        await self._tasks.close()
+
+    async def root(self, image_id: str, sandbox_id: str) -> FlatSource:
+        return await self._roots.image(image_id, sandbox_id)
+
+    async def disk_base(self, size_mib: int, sandbox_id: str) -> Path:
+        return await self._roots.blank(size_mib, sandbox_id)
+
+    async def release(self, sandbox_id: str) -> None:
+        await self._roots.release(sandbox_id)
+
+    def has_booted(self, info: SandboxInfo, root: FlatSource) -> None:
+        self._tasks.start(self._learn(info.image_id, root), f"first reads of {info.image_id}")
+
+    async def _learn(self, image_id: str, root: FlatSource) -> None:
+        await asyncio.sleep(FIRST_SECONDS)
+        await self._roots.learn_first_use(image_id, root)
 
     async def make_disk(self, path: Path, size_mib: int, uid: int) -> None:
         await disk.make(self._folders.disks, path, size_mib, uid)
@@ -120,4 +142,5 @@ class NodeGround:
                 if folder.name not in owned:
                     await asyncio.to_thread(shutil.rmtree, folder)
         await self._slots.start(in_use)
-        await self._catalog.collect()
+        await self._roots.keep_only(owned)
+        await self._catalog.sweep()

@@ -42,8 +42,23 @@ class Ground(Protocol):
         """Replace the rules of a slot that is taken, at once."""
         ...
 
-    async def root(self, image_id: str) -> FlatSource: ...
+    async def root(self, image_id: str, sandbox_id: str) -> FlatSource:
+        """The image, open for the sandbox until ``release``."""
+        ...
+
+    async def disk_base(self, size_mib: int, sandbox_id: str) -> Path:
+        """What lies below the sandbox's disk, open for it until ``release``."""
+        ...
+
+    async def release(self, sandbox_id: str) -> None:
+        """Nothing is open for the sandbox any more."""
+        ...
+
     async def make_disk(self, path: Path, size_mib: int, uid: int) -> None: ...
+
+    def has_booted(self, info: SandboxInfo, root: FlatSource) -> None:
+        """What its boot read may be remembered for other nodes."""
+        ...
 
     def files(self, sandbox_id: str) -> Path:
         """The sandbox's folder in the home: its disk."""

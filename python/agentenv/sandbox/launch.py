@@ -15,7 +15,14 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from agentenv.engine.contract import ControlChannel, ExitCause, Limits, Machine, MachineSpec
+from agentenv.engine.contract import (
+    ControlChannel,
+    ExitCause,
+    FlatSource,
+    Limits,
+    Machine,
+    MachineSpec,
+)
 from agentenv.errors import faults
 from agentenv.sandbox import agent
 from agentenv.sandbox.ground import Ground, Place
@@ -36,14 +43,21 @@ def phase(phases: dict[str, float], name: str) -> Generator[None]:
     phases[name] = round(time.monotonic() - begun, 6)
 
 
-async def machine_spec(ground: Ground, info: SandboxInfo, place: Place) -> MachineSpec:
-    """What the engine boots for this sandbox; the same again after a restart of the server."""
+def machine_spec(
+    ground: Ground,
+    info: SandboxInfo,
+    place: Place,
+    root: FlatSource | None = None,
+    disk_base: Path | None = None,
+) -> MachineSpec:
+    """What the engine boots for this sandbox; without files, what it finds it again by."""
     size = info.resources
     return MachineSpec(
         sandbox_id=info.id,
         run_dir=ground.run_dir(info.id),
-        root=await ground.root(info.image_id),
+        root=root,
         disk=ground.files(info.id) / "disk.qcow2",
+        disk_base=disk_base,
         vcpus=size.vcpus,
         memory_mib=size.memory_mib,
         network=place.attachment,
@@ -59,11 +73,14 @@ async def launch(
 ) -> tuple[Machine, ControlChannel]:
     """Boot and introduce the guest; times go to ``info.phases``. On failure: ``dismantle``."""
     phases = info.phases
+    with phase(phases, "root"):
+        root = await ground.root(info.image_id, info.id)
+        base = await ground.disk_base(info.resources.disk_mib, info.id)
     with phase(phases, "disk"):
         await _folders(ground, info, place)
         disk = ground.files(info.id) / "disk.qcow2"
         await ground.make_disk(disk, info.resources.disk_mib, place.uid)
-    spec = await machine_spec(ground, info, place)
+    spec = machine_spec(ground, info, place, root, base)
     with phase(phases, "process"):
         machine = await ground.engine.boot(spec)
         control = await machine.control()
@@ -71,6 +88,7 @@ async def launch(
         await agent.first_hello(machine, control, boot_deadline)
     with phase(phases, "init"):
         await agent.introduce(control, info, place.attachment)
+    ground.has_booted(info, root)
     return machine, control
 
 
@@ -96,7 +114,7 @@ async def dismantle(ground: Ground, info: SandboxInfo, machine: Machine | None) 
     async def end_machine() -> None:
         nonlocal machine, cause
         if machine is None and info.slot is not None:
-            spec = await machine_spec(ground, info, ground.place(info.slot))
+            spec = machine_spec(ground, info, ground.place(info.slot))
             machine = await ground.engine.adopt(spec)
         if machine is not None:
             cause = await machine.kill()
@@ -109,7 +127,10 @@ async def dismantle(ground: Ground, info: SandboxInfo, machine: Machine | None) 
         if info.slot is not None and not failures:
             await ground.give_slot(info.slot)
 
-    for step in (lambda: ground.withdraw(info), end_machine, remove_files, free_slot):
+    async def release() -> None:
+        await ground.release(info.id)
+
+    for step in (lambda: ground.withdraw(info), end_machine, release, remove_files, free_slot):
         try:
             await step()
         except Exception as error:

@@ -84,7 +84,7 @@ class Sandbox:
         async with self._lock:
             if self.info.state is State.RUNNING and self.info.slot is not None:
                 place = self._ground.place(self.info.slot)
-                spec = await launch.machine_spec(self._ground, self.info, place)
+                spec = launch.machine_spec(self._ground, self.info, place)
                 self._machine = await self._ground.engine.adopt(spec)
                 if self._machine is not None:
                     try:
@@ -105,6 +105,12 @@ class Sandbox:
             )
             await self._end(Request.DIED, ExitCause(ExitKind.UNKNOWN, reason))
             return False
+
+    async def proceed(self) -> None:
+        """Its storage answers again: if that stopped the guest, let it go on. Raises InfraError."""
+        async with self._lock:
+            if self._machine is not None and await self._machine.proceed():
+                log.info("sandbox %s goes on: its storage answers again", self.id)
 
     async def kill(self, reason: str = "killed on request") -> bool:
         """End it now. False if it had ended already."""

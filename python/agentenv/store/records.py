@@ -15,13 +15,12 @@ DEFAULT_TAG = "default"
 
 @dataclass(frozen=True, slots=True)
 class ImageRow:
-    """A read-only root; ``layers`` are the keys of all blobs it holds on to."""
+    """A read-only root."""
 
     id: str
     reference: str
     digest: str
     created: datetime
-    layers: tuple[str, ...]
     doc: dict[str, Any]
 
 
@@ -81,8 +80,6 @@ class Records(Protocol):
     async def drop_image(self, image_id: str) -> None:
         """Raises Conflict (``image_in_use``) while a build or a sandbox refers to it."""
         ...
-
-    async def layers_in_use(self) -> set[str]: ...
 
     async def put_template(self, row: TemplateRow) -> None:
         """Insert or replace. Raises Conflict (``name_taken``) if a name is another template's."""

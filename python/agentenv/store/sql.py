@@ -20,6 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 
 from agentenv.errors import Conflict, InfraError
 from agentenv.store import tables as t
+from agentenv.store.chunks import SqlChunks
 from agentenv.store.records import BuildRow, ImageRow, SandboxRow, TemplateRow
 
 LOCKED, LOCKED_POLL = "database is locked", 0.02  # SQLite's words; seconds
@@ -79,6 +80,11 @@ class SqlRecords:
     async def close(self) -> None:
         await self._engine.dispose()
 
+    @property
+    def chunks(self) -> SqlChunks:
+        """The index of the store's chunks in the same database."""
+        return SqlChunks(self._transaction)
+
     @asynccontextmanager
     async def _transaction(self) -> AsyncGenerator[AsyncConnection]:
         try:
@@ -104,11 +110,6 @@ class SqlRecords:
                 created=_text(row.created),
                 doc=row.doc,
             )
-            await db.execute(delete(t.image_layers).where(t.image_layers.c.image_id == row.id))
-            for position, key in enumerate(row.layers):
-                await db.execute(
-                    insert(t.image_layers).values(image_id=row.id, position=position, key=key)
-                )
 
     async def image(self, key: str) -> ImageRow | None:
         found = await self._images((t.images.c.id == key) | (t.images.c.reference == key))
@@ -122,21 +123,7 @@ class SqlRecords:
             rows = await db.execute(
                 select(t.images).where(*where).order_by(t.images.c.created.desc())
             )
-            chosen = select(t.images.c.id).where(*where)
-            layers = await db.execute(
-                select(t.image_layers)
-                .where(t.image_layers.c.image_id.in_(chosen))
-                .order_by(t.image_layers.c.position)
-            )
-            keys: dict[str, list[str]] = {}
-            for layer in layers:
-                keys.setdefault(layer.image_id, []).append(layer.key)
-            return [
-                ImageRow(
-                    r.id, r.reference, r.digest, _time(r.created), tuple(keys.get(r.id, ())), r.doc
-                )
-                for r in rows
-            ]
+            return [ImageRow(r.id, r.reference, r.digest, _time(r.created), r.doc) for r in rows]
 
     async def drop_image(self, image_id: str) -> None:
         async with self._transaction() as db:
@@ -152,10 +139,6 @@ class SqlRecords:
                         code="image_in_use",
                     )
             await db.execute(delete(t.images).where(t.images.c.id == image_id))
-
-    async def layers_in_use(self) -> set[str]:
-        async with self._transaction() as db:
-            return set((await db.execute(select(t.image_layers.c.key))).scalars())
 
     # Templates and builds
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from sqlalchemy import JSON, Column, ForeignKey, Integer, MetaData, String, Table
+from sqlalchemy import JSON, Column, ForeignKey, Integer, LargeBinary, MetaData, String, Table
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 metadata = MetaData()
 
@@ -20,12 +20,26 @@ images = Table(
     Column("doc", JSON, nullable=False),
 )
 
-image_layers = Table(
-    "image_layers",
+packs = Table(
+    "packs",
     metadata,
-    Column("image_id", String, ForeignKey("images.id", ondelete="CASCADE"), primary_key=True),
-    Column("position", Integer, primary_key=True),
-    Column("key", String, nullable=False, index=True),
+    Column("number", Integer, primary_key=True),
+    Column("id", String, nullable=False, unique=True),
+)
+
+# Where the store has which chunk: what writers look up, made again from packs at any time.
+chunks = Table(
+    "chunks",
+    metadata,
+    Column("id", LargeBinary, primary_key=True),
+    Column(
+        "pack", Integer, ForeignKey("packs.number", ondelete="CASCADE"), nullable=False, index=True
+    ),
+    Column("offset", Integer, nullable=False),
+    Column("stored", Integer, nullable=False),
+    Column("blocks", Integer, nullable=False),
+    Column("codec", Integer, nullable=False),
+    sqlite_with_rowid=False,
 )
 
 templates = Table(

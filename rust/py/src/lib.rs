@@ -1,5 +1,6 @@
 //! `agentenv._core`: thin bindings. They convert and release the interpreter lock.
 
+mod layers;
 mod objects;
 
 use std::time::{Duration, Instant};
@@ -46,5 +47,13 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
         "ObjectsError",
         module.py().get_type::<objects::ObjectsError>(),
     )?;
+    module.add_class::<layers::Layer>()?;
+    module.add_class::<layers::WrittenLayer>()?;
+    module.add_function(wrap_pyfunction!(layers::write_layer, module)?)?;
+    module.add_function(wrap_pyfunction!(layers::unpack_layer, module)?)?;
+    module.add_function(wrap_pyfunction!(layers::pack_chunks, module)?)?;
+    module.add_function(wrap_pyfunction!(layers::repack, module)?)?;
+    module.add_function(wrap_pyfunction!(layers::verify_chunks, module)?)?;
+    module.add_function(wrap_pyfunction!(layers::stack_id, module)?)?;
     module.add_function(wrap_pyfunction!(tsc_khz, module)?)
 }

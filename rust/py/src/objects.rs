@@ -20,6 +20,12 @@ const WORKERS: usize = 2;
 #[pyclass(frozen, module = "agentenv._core")]
 pub struct Objects(Arc<dyn Store>);
 
+impl Objects {
+    pub(crate) fn store(&self) -> &dyn Store {
+        &*self.0
+    }
+}
+
 /// Key, size, seconds since the epoch.
 type Listed = (String, u64, f64);
 
@@ -100,7 +106,7 @@ fn wait<T: Send>(
 }
 
 /// One for all stores of the process, made when the first is opened.
-fn runtime() -> PyResult<&'static Runtime> {
+pub(crate) fn runtime() -> PyResult<&'static Runtime> {
     static RUNTIME: OnceLock<Runtime> = OnceLock::new();
     if let Some(runtime) = RUNTIME.get() {
         return Ok(runtime);

@@ -143,15 +143,21 @@ def build(guest: Guest, spec: MachineSpec, files: RunFiles) -> tuple[str, ...]:
 
 
 def _disks(spec: MachineSpec, files: RunFiles) -> tuple[str, ...]:
+    assert spec.root is not None and spec.disk_base is not None, "booted from these"
     root = spec.root.segments
     driver, path = ("raw", root[0]) if len(root) == 1 else ("vmdk", files.root)
     return (
         "-blockdev",
         f"driver={driver},node-name=root,read-only=on,"
         f"file.driver=file,file.filename={path},file.locking=off,file.read-only=on",
-        "-device", "virtio-blk-device,drive=root,serial=root",
+        # A store that fails stops the guest; `proceed` lets it go on.
+        "-device", "virtio-blk-device,drive=root,serial=root,rerror=stop",
         "-blockdev",
-        f"driver=qcow2,node-name=disk,discard=unmap,file.driver=file,file.filename={spec.disk},"
+        f"driver=raw,node-name=base,read-only=on,file.driver=file,file.filename={spec.disk_base},"
+        "file.locking=off,file.read-only=on",
+        "-blockdev",
+        "driver=qcow2,node-name=disk,backing=base,discard=unmap,"
+        f"file.driver=file,file.filename={spec.disk},"
         "file.aio=threads,file.cache.direct=off,file.locking=off,file.discard=unmap",
         "-device",
         "virtio-blk-device,drive=disk,serial=disk,discard=on,rerror=stop,werror=stop",

@@ -134,7 +134,7 @@ class QemuEngine:
 
 
 def _write_descriptor(spec: MachineSpec, files: RunFiles) -> None:
-    if len(spec.root.segments) > 1:
+    if spec.root and len(spec.root.segments) > 1:
         sized = tuple((path, path.stat().st_size) for path in spec.root.segments)
         files.root.write_text(argv.vmdk(sized))
         files.root.chmod(0o444)

@@ -12,6 +12,7 @@ from typing import Any
 
 from agentenv.concurrency import Tasks
 from agentenv.engine.contract import ControlChannel, ExitCause, MachineSpec
+from agentenv.engine.qemu import qmp
 from agentenv.engine.qemu.argv import RunFiles
 from agentenv.engine.qemu.cause import decide
 from agentenv.engine.qemu.control import SerialControl
@@ -93,6 +94,14 @@ class QemuMachine:
 
     async def wait(self) -> ExitCause:
         return await asyncio.shield(self._end)
+
+    async def proceed(self) -> bool:
+        async with qmp.connected(self._files.qmp) as monitor:
+            status = await monitor.execute("query-status")
+            stopped = isinstance(status, dict) and status.get("status") == "io-error"
+            if stopped:
+                await monitor.execute("cont")
+            return stopped
 
     def console_tail(self, lines: int = 40) -> tuple[str, ...]:
         return tail(self._files.console, lines)

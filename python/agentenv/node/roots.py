@@ -1,0 +1,104 @@
+"""What sandboxes read: images and blank disks as files of the block server.
+
+What a start reads first is remembered in the store (``first-use/IMAGE``), so that the next node
+has it fetched at once, not one miss after another.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+from agentenv.concurrency import KeyedLocks
+from agentenv.engine.contract import FlatSource
+from agentenv.engine.qemu import disk
+from agentenv.errors import AgentEnvError
+from agentenv.layer.blockd import BlockClient
+from agentenv.layer.catalog import ImageCatalog, first_use_key
+from agentenv.layer.layers import BLOCK, DISK_WINDOW, Layers, Part, named
+from agentenv.store import lease as leases
+from agentenv.store.claims import Claims
+
+log = logging.getLogger(__name__)
+
+BLANK = 1  # version of how blanks are made: another one makes other layers
+MAX_FIRST_USE = 16 << 20
+
+
+class Roots:
+    """Holders are ids of sandboxes; what one holds stays open until ``release``."""
+
+    def __init__(
+        self, catalog: ImageCatalog, layers: Layers, claims: Claims, blocks: BlockClient
+    ) -> None:
+        self._catalog, self._layers = catalog, layers
+        self._claims, self._blocks = claims, blocks
+        self._blanks: dict[int, Part] = {}
+        self._making = KeyedLocks()
+        self._first_uses: dict[str, dict[str, list[tuple[int, int]]] | None] = {}
+
+    async def image(self, image_id: str, holder: str) -> FlatSource:
+        """The flat image, part by part: parts are shared by all images that hold them.
+
+        Raises NotFound, ImageError, InfraError.
+        """
+        image = await self._catalog.find(image_id)
+        parts = [part for part in image.parts if part.layer is not None]
+        files = tuple([await self._blocks.open([part], holder) for part in parts])
+        for file, chunks in (await self._first_use(image_id) or {}).items():
+            if any(file == path.name for path in files):
+                await self._blocks.prefetch(Path(file), chunks)
+        return FlatSource(files)
+
+    async def blank(self, size_mib: int, holder: str) -> Path:
+        """A blank disk of this size."""
+        async with self._making.hold(str(size_mib)):
+            part = self._blanks.get(size_mib)
+            if part is None:
+                part = self._blanks[size_mib] = await self._make_blank(size_mib)
+        return await self._blocks.open([part], holder)
+
+    async def _make_blank(self, size_mib: int) -> Part:
+        name = named(f"blank {BLANK} {size_mib}")
+        async with leases.hold(self._layers.objects) as lease:
+            part = await self._layers.source(name, lease)
+            if part is None:
+                async with self._layers.drafts.draft() as draft:
+                    await disk.make_blank(draft.path, size_mib)
+                    blocks = (size_mib << 20) // BLOCK
+                    spans = disk.data_spans(draft.path)
+                    part = await self._layers.write(draft.path, spans, blocks, DISK_WINDOW, lease)
+                    await self._layers.put_source(name, part, lease)
+                    await self._layers.keep_here(part, draft)
+            lease.check()
+            keys = [f"layer/{part.layer}", f"source/{name}"]
+            await self._claims.put(f"blank-{size_mib}", keys, kind="disk")
+        return part
+
+    async def release(self, holder: str) -> None:
+        await self._blocks.close(holder)
+
+    async def keep_only(self, holders: set[str]) -> None:
+        await self._blocks.keep_only(holders)
+
+    async def _first_use(self, image_id: str) -> dict[str, list[tuple[int, int]]] | None:
+        if image_id not in self._first_uses:
+            data = await self._layers.objects.get(first_use_key(image_id), MAX_FIRST_USE)
+            self._first_uses[image_id] = json.loads(data) if data else None
+        return self._first_uses[image_id]
+
+    async def learn_first_use(self, image_id: str, root: FlatSource) -> None:
+        """Remember what has been read of an image so far, unless somebody did before.
+
+        Nothing that a sandbox depends on: a failure is logged.
+        """
+        try:
+            if await self._first_use(image_id) is not None:
+                return
+            found = {path.name: await self._blocks.first_use(path) for path in root.segments}
+            data = json.dumps({name: chunks for name, chunks in found.items() if chunks})
+            await self._layers.objects.put_new(first_use_key(image_id), data.encode())
+            self._first_uses.pop(image_id)
+        except AgentEnvError as error:
+            log.warning("first reads of image %s are not remembered: %s", image_id, error.message)

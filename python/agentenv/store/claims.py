@@ -1,0 +1,61 @@
+"""Claims: what a home needs of a store that it may share with others.
+
+    claim/HOME/KIND-NAME   JSON: {"keys": [...]}, the objects that must stay
+
+The claims of all homes together are the roots of the collection. A claim is written after what it
+names, and goes before its reason is forgotten.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from agentenv.errors import InfraError
+from agentenv.store.objects import Objects
+
+CLAIMS = "claim/"
+MAX_CLAIM = 64 << 20
+
+
+class Claims:
+    """Those of the home with this id."""
+
+    def __init__(self, objects: Objects, home: str) -> None:
+        self._objects, self._home = objects, home
+
+    async def put(self, name: str, keys: Sequence[str], kind: str = "image") -> None:
+        data = json.dumps({"keys": list(keys)}).encode()
+        await self._objects.put(self._key(name, kind), data)
+
+    async def drop(self, name: str, kind: str = "image") -> None:
+        await self._objects.delete([self._key(name, kind)])
+
+    async def own(self, kind: str) -> list[str]:
+        """Names of this home's claims of a kind."""
+        prefix = f"{CLAIMS}{self._home}/"
+        found = [entry.key.removeprefix(prefix) for entry in await self._objects.list(prefix)]
+        return [name.removeprefix(f"{kind}-") for name in found if name.startswith(f"{kind}-")]
+
+    def _key(self, name: str, kind: str) -> str:
+        return f"{CLAIMS}{self._home}/{kind}-{name}"
+
+
+async def claimed(objects: Objects) -> set[str]:
+    """Every key that a home claims. Raises InfraError (``store_damaged``) for a claim that cannot
+    be read: what it needs must not be taken for garbage."""
+    keys: set[str] = set()
+    for entry in await objects.list(CLAIMS):
+        data = await objects.get(entry.key, MAX_CLAIM)
+        if data is None:
+            continue  # just dropped
+        try:
+            keys.update(json.loads(data)["keys"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise InfraError(
+                f"the claim {entry.key} cannot be read",
+                why=str(error),
+                fix="restore it, or delete it if its home is gone",
+                code="store_damaged",
+            ) from error
+    return keys
