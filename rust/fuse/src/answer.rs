@@ -1,8 +1,8 @@
 //! From a request to its reply, for everything but READ and INTERRUPT, which may take their time.
 
 use crate::protocol::{
-    flag, opcode, Body, Header, Packed, FOPEN_KEEP_CACHE, FOPEN_PASSTHROUGH, MAJOR, MINOR,
-    NAME_MAX, OLDEST_MINOR, ROOT,
+    flag, opcode, Body, Header, Packed, FOPEN_KEEP_CACHE, FOPEN_NOFLUSH, FOPEN_PASSTHROUGH, MAJOR,
+    MINOR, NAME_MAX, OLDEST_MINOR, ROOT,
 };
 use crate::{Attr, Errno, Files, Negotiated};
 
@@ -16,8 +16,8 @@ const BLOCK: u32 = 4096;
 const DT_DIR: u32 = 4;
 const DT_REG: u32 = 8;
 
+/// Not ASYNC_DIO: its direct reads wait where no signal reaches them.
 const WANTED: u64 = flag::ASYNC_READ
-    | flag::ASYNC_DIO
     | flag::PARALLEL_DIROPS
     | flag::MAX_PAGES
     | flag::INIT_EXT
@@ -156,7 +156,10 @@ fn open(files: &dyn Files, node: u64, body: Body<'_>) -> Answer {
         Some(backing) => (FOPEN_PASSTHROUGH, backing),
         None => (FOPEN_KEEP_CACHE, 0),
     };
-    let out = Packed::default().u64(0).u32(flags).u32(backing as u32);
+    let out = Packed::default()
+        .u64(0)
+        .u32(flags | FOPEN_NOFLUSH)
+        .u32(backing as u32);
     Ok(Some(out))
 }
 

@@ -156,9 +156,15 @@ fn writers_are_refused_and_unknown_requests_are_not_implemented() {
 #[test]
 fn opens_say_how_they_are_read() {
     let cached = bytes(ask(opcode::OPEN, 2, &[0; 8]));
-    assert_eq!((cached[8], cached[12]), (FOPEN_KEEP_CACHE as u8, 0));
+    assert_eq!(
+        (cached[8], cached[12]),
+        ((FOPEN_KEEP_CACHE | FOPEN_NOFLUSH) as u8, 0)
+    );
     let through = bytes(ask(opcode::OPEN, 9, &[0; 8]));
-    assert_eq!((through[8], through[12]), (FOPEN_PASSTHROUGH as u8, 7));
+    assert_eq!(
+        (through[8], through[12]),
+        ((FOPEN_PASSTHROUGH | FOPEN_NOFLUSH) as u8, 7)
+    );
 }
 
 #[test]

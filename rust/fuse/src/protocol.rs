@@ -46,7 +46,6 @@ pub mod opcode {
 
 pub mod flag {
     pub const ASYNC_READ: u64 = 1 << 0;
-    pub const ASYNC_DIO: u64 = 1 << 15;
     pub const PARALLEL_DIROPS: u64 = 1 << 18;
     pub const MAX_PAGES: u64 = 1 << 22;
     pub const INIT_EXT: u64 = 1 << 30;
@@ -55,6 +54,9 @@ pub mod flag {
 }
 
 pub const FOPEN_KEEP_CACHE: u32 = 1 << 1;
+/// Else closing asks the server, and the exit of a process hangs on it, beyond the reach of SIGKILL,
+/// while no server runs.
+pub const FOPEN_NOFLUSH: u32 = 1 << 5;
 pub const FOPEN_PASSTHROUGH: u32 = 1 << 7;
 
 pub const NOTIFY_INVAL_INODE: i32 = 2;

@@ -53,7 +53,7 @@ impl Connection {
                 })
             })
             .collect();
-        let ended = workers?.into_iter().map(join).collect();
+        let ended = workers?.into_iter().try_for_each(join);
         self.waitings().close();
         join(watcher)?;
         ended

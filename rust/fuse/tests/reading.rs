@@ -7,19 +7,21 @@ use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 
-use rustix::mm::{mmap, MapFlags, ProtFlags};
+use rustix::mm::{mmap, munmap, MapFlags, ProtFlags};
 use support::{noise, Scratch, Served, Shared};
 
 const LARGE: usize = (9 << 20) + 12345;
 
 /// A private mapping of a whole file, copied out.
 fn mapped(file: &File, size: usize) -> Vec<u8> {
-    // SAFETY: a fresh mapping of `size` bytes at an address of the kernel's choice, never unmapped;
-    // the file is that long and immutable, and nothing writes through the mapping.
+    // SAFETY: a fresh mapping of `size` bytes at an address of the kernel's choice; the file is that
+    // long and immutable, nothing writes through the mapping, and no borrow of it outlives the copy.
     unsafe {
         let (read, private) = (ProtFlags::READ, MapFlags::PRIVATE);
         let start = mmap(std::ptr::null_mut(), size, read, private, file.as_fd(), 0).unwrap();
-        std::slice::from_raw_parts(start.cast::<u8>(), size).to_vec()
+        let copy = std::slice::from_raw_parts(start.cast::<u8>(), size).to_vec();
+        munmap(start, size).unwrap();
+        copy
     }
 }
 

@@ -268,7 +268,7 @@ pub fn example(name: &str) -> PathBuf {
 
 /// Wait for something that will come; a test that hangs here has failed.
 pub fn until(what: &str, mut come: impl FnMut() -> bool) {
-    for _ in 0..3000 {
+    for _ in 0..1000 {
         if come() {
             return;
         }
