@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import os
 import tempfile
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from agentenv.config import Config
@@ -19,13 +21,21 @@ from agentenv.host.cgroup import Cgroups
 from agentenv.host.supervised import SupervisedLauncher
 from agentenv.host.tools import Tools
 from agentenv.image.registry import RegistrySettings
+from agentenv.layer.blockd import BlockServerOptions
 from agentenv.layer.catalog import ImageCatalog
+from agentenv.layer.layers import Layers
+from agentenv.model import new_id
 from agentenv.node import doctor
+from agentenv.node.block_server import BlockServer
 from agentenv.node.data_plane import RESOLV_FILES, DataPlane, DataPlaneConfig, upstreams
 from agentenv.node.ground import Folders, NodeGround
 from agentenv.node.node import Node
+from agentenv.node.roots import Roots
 from agentenv.node.slots import SlotConfig, SlotPool
-from agentenv.store.directory import DirectoryBlobs
+from agentenv.store.claims import Claims
+from agentenv.store.collection import Collection
+from agentenv.store.drafts import Drafts
+from agentenv.store.objects import open_objects
 from agentenv.store.sql import SqlRecords
 
 log = logging.getLogger(__name__)
@@ -58,17 +68,46 @@ def must_be_passable(path: Path) -> None:
             )
 
 
+@dataclass(frozen=True, slots=True)
+class Library:
+    """Records, images and layers of a home."""
+
+    records: SqlRecords
+    catalog: ImageCatalog
+    layers: Layers
+    claims: Claims
+    collection: Collection
+
+
 @asynccontextmanager
-async def open_catalog(config: Config) -> AsyncGenerator[tuple[SqlRecords, ImageCatalog]]:
-    """Records and images of a home; for the CLI too, with or without a server."""
+async def open_library(config: Config) -> AsyncGenerator[Library]:
+    """For the CLI too, with or without a server."""
     config.home.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
     records = await SqlRecords.open_sqlite(config.home / "state.db")
     try:
         settings = RegistrySettings(config.registry_mirrors, config.insecure_registries)
-        blobs = DirectoryBlobs(config.home / "blobs")
-        yield records, ImageCatalog(config.home, blobs, records, settings)
+        objects = await open_objects(config.store_url)
+        drafts = Drafts(config.home / "drafts")
+        layers = Layers(objects, records.chunks, drafts, config.home / "cache")
+        claims = Claims(objects, await asyncio.to_thread(home_id, config.home))
+        collection = Collection(objects, records.chunks, drafts)
+        catalog = ImageCatalog(config.home, layers, records, claims, collection, settings)
+        yield Library(records, catalog, layers, claims, collection)
     finally:
         await records.close()
+
+
+def home_id(home: Path) -> str:
+    """Tells this home from all others that share its store; made once."""
+    path = home / "home-id"
+    with contextlib.suppress(FileExistsError):
+        draft = path.with_name(f".home-id.{os.getpid()}")
+        draft.write_text(new_id())
+        try:
+            path.hardlink_to(draft)  # whole or not at all, and never over another's
+        finally:
+            draft.unlink()
+    return path.read_text()
 
 
 @asynccontextmanager
@@ -110,23 +149,44 @@ async def open_node(config: Config, *, serve: bool = True) -> AsyncGenerator[Nod
             config.slots_ahead if serve else 0,
         )
     )
+    block_server = BlockServer(
+        BlockServerOptions(
+            binary=tools.binary("agentenv-blockd"),
+            store=config.store_url,
+            cache=config.home / "cache",
+            size=config.cache_size,
+            free=config.cache_free,
+            state=config.runtime_dir / "stacks",
+            control=config.runtime_dir / "blockd.sock",
+            patience=config.store_patience,
+            peers=config.peers,
+            peer_listen=config.peer_listen,
+            peer_token=Path(config.peer_token).absolute() if config.peer_token else None,
+        ),
+        config.runtime_dir / "blocks",
+        launcher,
+    )
     cgroups = Cgroups(f"agentenv/{config.tag}")
     engine = QemuEngine(files, launcher, cgroups, netns.open_tap)
     async with AsyncExitStack() as held:
-        records, catalog = await held.enter_async_context(open_catalog(config))
+        library = await held.enter_async_context(open_library(config))
+        records, catalog = library.records, library.catalog
+        roots = Roots(catalog, library.layers, library.claims, block_server.client)
         ground = NodeGround(
             engine=engine,
             records=records,
             catalog=catalog,
             slots=slots,
             data_plane=data_plane,
+            roots=roots,
             folders=folders,
             name_servers=await asyncio.to_thread(_name_servers, config),
         )
-        node = Node(config, records, catalog, ground)
+        node = Node(config, records, catalog, ground, block_server)
         empty = False
         try:
             await launcher.ensure()
+            await block_server.start()
             if serve:
                 await data_plane.start()
                 await engine.prepare()
@@ -134,6 +194,8 @@ async def open_node(config: Config, *, serve: bool = True) -> AsyncGenerator[Nod
             yield node
         finally:
             empty = await node.close()
+            await ground.close()
+            await block_server.close(everything=empty)
             await data_plane.close(everything=empty)
             await slots.close(everything=empty)
             if empty:
@@ -155,7 +217,8 @@ def _remove_runtime(folder: Path) -> None:
     """Remove the runtime folder's known content; anything else keeps it."""
     for name in ("api.sock", "supervisor.sock", "supervisor.sock.log", "supervisor.sock.lock"):
         (folder / name).unlink(missing_ok=True)
-    for below in (folder / "netns", folder / "sandboxes", folder / "supervisor.sock.d", folder):
+    parts = ("netns", "sandboxes", "blocks", "supervisor.sock.d")
+    for below in (*(folder / part for part in parts), folder):
         try:
             below.rmdir()
         except FileNotFoundError:

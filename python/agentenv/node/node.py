@@ -16,6 +16,7 @@ from agentenv.config import Config
 from agentenv.errors import Conflict, InfraError, NotFound, UserError
 from agentenv.layer.catalog import ImageCatalog
 from agentenv.model import ImageConfig, Resources, new_id
+from agentenv.node.block_server import BlockServer
 from agentenv.node.ground import NodeGround
 from agentenv.node.metrics import MetricsStore, Sampler
 from agentenv.sandbox.network import Policy
@@ -40,9 +41,15 @@ class Node:
     """Made by ``open``; every lifecycle call runs to its end even if its caller goes away."""
 
     def __init__(
-        self, config: Config, records: Records, catalog: ImageCatalog, ground: NodeGround
+        self,
+        config: Config,
+        records: Records,
+        catalog: ImageCatalog,
+        ground: NodeGround,
+        block_server: BlockServer,
     ) -> None:
         self.config, self.records, self.catalog, self.ground = config, records, catalog, ground
+        self.block_server = block_server
         self.id = config.tag
         self._tasks = Tasks()
         self._boots = asyncio.Semaphore(BOOTS_PER_CPU * (os.cpu_count() or 1))
@@ -71,9 +78,19 @@ class Node:
             if isinstance(outcome, BaseException):
                 log.error("sandbox %s could not be adopted", sandbox_id, exc_info=outcome)
         await self.ground.publish_all()
+        self.block_server.watch(self._storage_back)
+        await self._storage_back(set(self._live))  # while no server ran it may have come back
         self._tasks.start(self._purge(), "purge post-mortems")
         sampler = Sampler(self.metrics, lambda: list(self._live.values()))
         self._tasks.start(sampler.run(), "sample metrics")
+
+    async def _storage_back(self, sandbox_ids: set[str]) -> None:
+        """Let those go on that stopped because their reads failed."""
+        for sandbox in [self._live[each] for each in sandbox_ids if each in self._live]:
+            try:
+                await sandbox.proceed()
+            except InfraError as error:
+                log.warning("sandbox %s does not go on: %s", sandbox.id, error.message)
 
     async def close(self) -> bool:
         """Let go of everything; sandboxes run on. True if none does, so that nothing is left."""
@@ -201,7 +218,7 @@ class Node:
     async def inspect(self, sandbox_id: str) -> tuple[SandboxInfo, dict[str, Any]]:
         """The record and host objects, also of one that ended lately."""
         if live := self._live.get(sandbox_id):
-            return live.info, live.objects()
+            return live.info, {**live.objects(), **self.block_server.objects(sandbox_id)}
         row = await self.records.sandbox(sandbox_id)
         if row is None:
             raise not_found(sandbox_id)

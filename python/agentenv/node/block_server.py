@@ -1,0 +1,131 @@
+"""The node's block server: mounted, run under the supervisor, asked what holds reads up.
+
+The supervisor keeps the mount's descriptor and starts a server that ended again, so the files that
+sandboxes have open live through it. Where both died, the mount is dead and a new one is made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from agentenv.concurrency import Tasks
+from agentenv.errors import InfraError, NotFound
+from agentenv.host import fuse
+from agentenv.host.process import Launcher, ProcessSpec
+from agentenv.layer.blockd import BlockClient, BlockServerOptions, Fault, blockd_argv
+
+log = logging.getLogger(__name__)
+
+NAME = "blockd"
+FD = 3  # the mount's descriptor in the server
+START_DEADLINE = 30.0  # seconds from its start to its answer
+ASK_AGAIN = 1.0  # seconds after a question that failed
+LONG_POLL = 60.0
+
+Recovered = Callable[[set[str]], Awaitable[None]]
+
+
+class BlockServer:
+    """``start`` first, ``close`` last. ``recovered`` is told the holders whose reads failed and
+    come through again."""
+
+    def __init__(self, options: BlockServerOptions, mount: Path, launcher: Launcher) -> None:
+        self._options, self._mount, self._launcher = options, mount, launcher
+        self._log = options.control.with_suffix(".log")
+        self.client = BlockClient(options.control, mount)
+        self._tasks = Tasks()
+        self._faults: list[Fault] = []
+
+    async def start(self) -> None:
+        """Take over the server that runs, or bring one up. Raises InfraError."""
+        status = await self._launcher.status(NAME)
+        if status is None or (not status.running and status.exit_status is not None):
+            await self._bring_up()
+        await self._answering()
+        await asyncio.to_thread(fuse.set_readahead, self._mount)
+
+    async def _bring_up(self) -> None:
+        options = self._options
+        await self._launcher.forget(NAME)
+        await asyncio.to_thread(fuse.unmount, self._mount)
+        await asyncio.to_thread(shutil.rmtree, options.state, ignore_errors=True)
+        fd = await asyncio.to_thread(fuse.mount, self._mount)
+        try:
+            argv = blockd_argv(options, FD)
+            spec = ProcessSpec(name=NAME, argv=argv, log=self._log, restart=True)
+            await self._launcher.launch(spec, [fd])
+        finally:
+            os.close(fd)
+
+    async def _answering(self) -> None:
+        try:
+            async with asyncio.timeout(START_DEADLINE):
+                while True:
+                    try:
+                        await self.client.hello()
+                        return
+                    except InfraError as error:
+                        if error.why.startswith("it speaks"):
+                            raise
+                    await asyncio.sleep(0.01)
+        except TimeoutError:
+            lines = self._log.read_text(errors="replace").splitlines()
+            raise InfraError(
+                "the block server did not start",
+                why=lines[-1] if lines else "it does not answer",
+                fix=f"look at --store and at {self._log}",
+                code="block_server_down",
+            ) from None
+
+    def watch(self, recovered: Recovered) -> None:
+        self._tasks.start(self._follow(recovered), "watch block server")
+
+    async def _follow(self, recovered: Recovered) -> None:
+        version, failed = -1, set[str]()
+        while True:
+            try:
+                wait = LONG_POLL if version >= 0 else 0.0
+                version, self._faults = await self.client.faults(version, wait)
+            except InfraError as error:
+                log.warning("%s: %s", error.message, error.why)
+                version = -1
+                await asyncio.sleep(ASK_AGAIN)
+                continue
+            now = {holder for fault in self._faults if fault.failed for holder in fault.holders}
+            for fault in self._faults:
+                log.warning("reads of %s wait: %s", ", ".join(fault.holders), fault.cause)
+            if back := failed - now:
+                await recovered(back)
+            failed = now
+
+    def fault(self, holder: str) -> Fault | None:
+        """What holds up the reads of a holder."""
+        found = (fault for fault in self._faults if holder in fault.holders)
+        return next(iter(sorted(found, key=lambda fault: not fault.failed)), None)
+
+    def objects(self, holder: str) -> dict[str, Any]:
+        """For `aenv inspect`."""
+        fault = self.fault(holder)
+        return {"storage_fault": asdict(fault) if fault else None}
+
+    async def close(self, *, everything: bool) -> None:
+        """Let go of the server; with ``everything`` end it and unmount."""
+        await self._tasks.close()
+        if not everything:
+            return
+        await self._launcher.stop(NAME)
+        with contextlib.suppress(NotFound):
+            await self._launcher.wait(NAME)
+        await self._launcher.forget(NAME)
+        await asyncio.to_thread(fuse.unmount, self._mount)
+        await asyncio.to_thread(shutil.rmtree, self._options.state, ignore_errors=True)
+        for path in (self._options.control, self._log):
+            path.unlink(missing_ok=True)
