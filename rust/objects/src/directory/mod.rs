@@ -32,7 +32,7 @@ pub(crate) struct Directory {
 impl Directory {
     pub async fn open(root: PathBuf) -> Result<Self, Error> {
         let this = Self { root: root.into() };
-        this.run("", |root| draft::make_folders(root)).await?;
+        this.run("", draft::make_folders).await?;
         Ok(this)
     }
 

@@ -32,6 +32,8 @@ pub(super) fn explain(store: &str, key: &str, error: &Failure) -> Error {
 
 fn by_status(error: &Failure, fault: Fault) -> Error {
     match status(error) {
+        Some(401 | 403) => Error::Denied(fault),
+        Some(404) => Error::NotFound(fault),
         Some(507) => Error::Full(fault),
         _ if full(error) => Error::Full(fault),
         Some(416) => Error::Damaged(fault),
@@ -113,13 +115,20 @@ impl<'a> Iterator for Chain<'a> {
     }
 }
 
-/// The innermost words: those around them repeat the address.
+/// The innermost words, those around them repeat the address; of an XML answer, what it says.
 fn cause(error: &Failure) -> String {
-    let text = chain(error)
-        .last()
-        .map(ToString::to_string)
-        .unwrap_or_default();
+    let text = chain(error).last().map(ToString::to_string).unwrap_or_default();
+    let text = match (element(&text, "Code"), element(&text, "Message")) {
+        (Some(code), Some(message)) => format!("{code}: {message}"),
+        (Some(code), None) => code.to_owned(),
+        _ => text,
+    };
     text.chars().take(CAUSE).collect()
+}
+
+fn element<'a>(text: &'a str, name: &str) -> Option<&'a str> {
+    let (_, rest) = text.split_once(&format!("<{name}>"))?;
+    rest.split_once(&format!("</{name}>")).map(|(inside, _)| inside)
 }
 
 #[cfg(test)]
@@ -168,6 +177,7 @@ mod tests {
                 "Server returned error response: <Code>InternalError</Code>",
                 "unavailable",
             ),
+            ("Server returned non-2xx status code: 403 Forbidden: ", "denied"),
             ("something else", "io"),
         ] {
             assert_eq!(
@@ -176,6 +186,12 @@ mod tests {
                 "{words}"
             );
         }
+    }
+
+    #[test]
+    fn of_an_answer_in_xml_only_its_words_are_told() {
+        let words = "Server returned non-2xx status code: 400 x: <E><Code>C</Code><Message>M</Message></E>";
+        assert_eq!(explain("s", "k", &failure(words)).to_string(), "s: k: invalid: C: M");
     }
 
     #[test]
