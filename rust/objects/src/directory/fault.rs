@@ -26,7 +26,9 @@ pub(super) fn explain(root: &Path, key: &str, error: &io::Error) -> Error {
             Error::Unavailable(fault)
         }
         // A key is where another has its folder, or the other way round.
-        Some(Errno::NOTDIR | Errno::ISDIR | Errno::EXIST | Errno::NAMETOOLONG) => Error::Invalid(fault),
+        Some(Errno::NOTDIR | Errno::ISDIR | Errno::EXIST | Errno::NAMETOOLONG) => {
+            Error::Invalid(fault)
+        }
         _ => Error::Io(fault),
     }
 }
