@@ -44,6 +44,7 @@ main() {
 
 # The Makefile's other targets find the toolchain that was chosen here.
 write_make_variables() {
+    [ -n "${CARGO_FOLDER:-}" ] || return 0 # a single step that needs no toolchain
     printf 'export PATH := %s:$(PATH)\n' "$CARGO_FOLDER" >"$CACHE/setup.mk.new"
     cmp -s "$CACHE/setup.mk.new" "$CACHE/setup.mk" || mv "$CACHE/setup.mk.new" "$CACHE/setup.mk"
 }

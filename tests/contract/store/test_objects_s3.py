@@ -182,3 +182,10 @@ async def test_a_full_server_is_told_as_such(no_identity, files, monkeypatch):
         await refused(objects.put_file("big", files / "source"), "disk_full")
         assert [entry.key for entry in await objects.list("")] == ["kept"]
         await objects.put("more", bytes(4 << 20))
+
+
+async def test_the_server_of_the_tests_leaves_nothing():
+    async with s3_server() as server:
+        process, folder = server.process, server.folder.parent
+        assert folder.is_dir() and process.poll() is None
+    assert not folder.exists() and process.poll() is not None
