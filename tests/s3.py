@@ -41,8 +41,8 @@ class S3Server:
         return {"AWS_ACCESS_KEY_ID": self.access_key, "AWS_SECRET_ACCESS_KEY": self.secret_key}
 
     def url(self, prefix: str = "", **options: str) -> str:
-        """The store's URL; a server that does not answer is given up after two seconds."""
-        known = {"endpoint": self.endpoint, "timeout": "2", **options}
+        """The store's URL; a server that does not answer is given up after ten seconds."""
+        known = {"endpoint": self.endpoint, "timeout": "10", **options}
         return f"s3://{self.bucket}/{prefix}?{urlencode(known)}"
 
     @property
