@@ -22,6 +22,7 @@ QEMU_PACKAGES=(qemu-system-x86 qemu-utils)
 #   BACKPORTED     what may come from it, as apt pin names
 #   KERNEL_SUITES, KERNEL_META   where the guest kernel is downloaded from (>= 6.4 for flat EROFS)
 #   EROFS_SUITE    a release with erofs-utils >= 1.8
+#   GO_SUITES      where Go for the S3 server of the tests is downloaded from (>= 1.25)
 #   RUST_PACKAGES  rustc >= 1.85 with cargo, rustfmt and clippy, for machines without a toolchain
 choose_distribution() {
     local id version
@@ -37,6 +38,7 @@ choose_distribution() {
         BACKPORTED='src:qemu src:seabios src:ipxe src:edk2'
         KERNEL_SUITES=bookworm-backports KERNEL_META=linux-image-cloud-amd64
         EROFS_SUITE=trixie
+        GO_SUITES=trixie-backports
         # The browsers' toolchain: bookworm's rustc is 1.63, rustc-web follows upstream.
         RUST_PACKAGES='rustc-web cargo-web rustfmt-web rust-web-clippy'
         ;;
@@ -44,6 +46,7 @@ choose_distribution() {
         CODENAME=trixie
         KERNEL_SUITES=trixie KERNEL_META=linux-image-cloud-amd64
         EROFS_SUITE=trixie
+        GO_SUITES=trixie-backports
         RUST_PACKAGES='rustc cargo rustfmt rust-clippy'
         ;;
     ubuntu:24.04)
@@ -51,6 +54,7 @@ choose_distribution() {
         KERNEL_SUITES='noble noble-updates' KERNEL_META=linux-image-generic-hwe-24.04
         # noble has 1.7; the next LTS has a current one.
         EROFS_SUITE=resolute
+        GO_SUITES=resolute
         # Under /usr/lib/rust-*; earlier ones have a cargo that calls the default rustc.
         RUST_PACKAGES='rustc-1.91 cargo-1.91'
         BASE_PACKAGES+=(ubuntu-keyring)

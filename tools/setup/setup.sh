@@ -2,7 +2,7 @@
 # make setup: bring everything that AgentENV needs onto this machine. Idempotent: each step first
 # looks whether its result is there and current, and says nothing if so.
 #
-#   AENV_TOOLS=DIR       where guest kernel and erofs-utils go (default /opt/agentenv)
+#   AENV_TOOLS=DIR       where guest kernel, erofs-utils and S3 server go (default /opt/agentenv)
 #   AENV_SETUP_LOG=FILE  the full log (default .cache/setup.log)
 #
 # Words on the command line name single steps.
@@ -10,7 +10,7 @@ set -Eeuo pipefail
 export LC_ALL=C
 
 here=$(dirname "${BASH_SOURCE[0]}")
-for part in ground distribution packages archive kernel erofs rust python docker; do
+for part in ground distribution packages archive kernel erofs s3 rust python docker; do
     # shellcheck source=/dev/null
     . "$here/$part.sh"
 done
@@ -26,7 +26,7 @@ ensure() {
     "$1_ready" || step "$1" "$1_step"
 }
 
-STEPS=(packages kernel erofs rust python extension sdks js binaries)
+STEPS=(packages kernel erofs s3 rust python extension sdks js binaries)
 
 main() {
     exec 9>"$CACHE/setup.lock"
@@ -44,6 +44,7 @@ main() {
 
 # The Makefile's other targets find the toolchain that was chosen here.
 write_make_variables() {
+    [ -n "${CARGO_FOLDER:-}" ] || return 0 # a single step that needs no toolchain
     printf 'export PATH := %s:$(PATH)\n' "$CARGO_FOLDER" >"$CACHE/setup.mk.new"
     cmp -s "$CACHE/setup.mk.new" "$CACHE/setup.mk" || mv "$CACHE/setup.mk.new" "$CACHE/setup.mk"
 }

@@ -43,7 +43,8 @@ pub trait Objects: Send + Sync {
     /// Exactly the bytes of `range`; an object that ends before is `Damaged`.
     async fn get_range(&self, key: &str, range: Range<u64>) -> Result<Bytes, Error>;
 
-    /// Lay the object at `path`, whole or not at all, and say its size. Not synced.
+    /// Lay the object at `path`, whole or not at all, and say its size. Not synced; a process
+    /// that is killed leaves a hidden file beside it.
     async fn get_to(&self, key: &str, path: &Path) -> Result<u64, Error>;
 
     /// Lay `data` under `key` in the place of what is there; durable when it returns.
@@ -76,8 +77,10 @@ pub trait Objects: Send + Sync {
 /// `s3://BUCKET[/PREFIX][?endpoint=http://HOST:PORT&region=R&style=path|virtual&profile=NAME&timeout=SECONDS]`.
 ///
 /// A directory is made if it is not there; an S3 store is not asked before it is used.
-/// `timeout` (20 s) is how long a server may keep silent. Credentials come from the
-/// environment, the shared files or where these point to, never from the URL.
+/// `timeout` (20 s) is how long a server may keep silent, and a request of up to 16 MiB may take
+/// to be sent. Credentials come from the environment, the shared files or where these point to,
+/// never from the URL; the environment is read once, here. A name with `style=virtual` needs an
+/// endpoint that is a name: `localhost` and all names below it are this machine.
 pub async fn open(url: &str) -> Result<Arc<dyn Objects>, Error> {
     Ok(match Location::parse(url)? {
         Location::Directory(root) => Arc::new(directory::Directory::open(root).await?),

@@ -100,7 +100,8 @@ async fn sweeping_beside_writers_loses_nothing() {
         })
         .collect();
     while !writers.iter().all(tokio::task::JoinHandle::is_finished) {
-        assert_eq!(store.objects.sweep_drafts().await.unwrap(), 0);
+        // One that is just being made may go; its writer makes another.
+        store.objects.sweep_drafts().await.unwrap();
     }
     assert_eq!(store.objects.list("p/").await.unwrap().len(), 200);
 }

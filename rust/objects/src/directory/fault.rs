@@ -25,7 +25,10 @@ pub(super) fn explain(root: &Path, key: &str, error: &io::Error) -> Error {
         Some(Errno::STALE | Errno::TIMEDOUT | Errno::HOSTDOWN | Errno::MFILE | Errno::NFILE) => {
             Error::Unavailable(fault)
         }
-        Some(Errno::NOTDIR | Errno::ISDIR | Errno::NAMETOOLONG) => Error::Invalid(fault),
+        // A key is where another has its folder, or the other way round.
+        Some(Errno::NOTDIR | Errno::ISDIR | Errno::EXIST | Errno::NAMETOOLONG) => {
+            Error::Invalid(fault)
+        }
         _ => Error::Io(fault),
     }
 }

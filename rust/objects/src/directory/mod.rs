@@ -32,7 +32,7 @@ pub(crate) struct Directory {
 impl Directory {
     pub async fn open(root: PathBuf) -> Result<Self, Error> {
         let this = Self { root: root.into() };
-        this.run("", |root| draft::make_folders(root)).await?;
+        this.run("", draft::make_folders).await?;
         Ok(this)
     }
 
@@ -119,8 +119,8 @@ impl Objects for Directory {
 
     async fn put_file(&self, key: &str, path: &Path) -> Result<(), Error> {
         let (source, target) = (path.to_owned(), self.path(key)?);
-        let opened = File::open(&source)
-            .map_err(|error| fault::of_source(&self.root, key, &source, &error))?;
+        let opened = self.run(key, move |_| Ok(File::open(source))).await?;
+        let opened = opened.map_err(|error| fault::of_source(&self.root, key, path, &error))?;
         self.run(key, move |root| {
             let draft = draft::create(root)?;
             draft::copy(&opened, &draft.file)?;

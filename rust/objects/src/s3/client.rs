@@ -16,7 +16,8 @@ const CONNECT: Duration = Duration::from_secs(5);
 const RETRIES: usize = 2;
 const RETRY_FOR: Duration = Duration::from_secs(10);
 
-pub(super) fn build(place: &Place) -> Result<AmazonS3, Error> {
+/// `bulk`: whether the server can delete many at once.
+pub(super) fn build(place: &Place, bulk: bool) -> Result<AmazonS3, Error> {
     use_ring();
     let plain = place
         .endpoint
@@ -40,6 +41,7 @@ pub(super) fn build(place: &Place) -> Result<AmazonS3, Error> {
         .with_virtual_hosted_style_request(place.virtual_style)
         .with_credentials(chain(place.profile.clone(), &from_environment))
         .with_client_options(options)
+        .with_disable_bulk_delete(!bulk)
         .with_retry(retries());
     if let Some(endpoint) = endpoint(place)? {
         builder = builder.with_endpoint(endpoint);

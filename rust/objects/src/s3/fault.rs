@@ -3,14 +3,12 @@
 use std::error::Error as StdError;
 use std::path::Path;
 
-use object_store::client::HttpError;
 use object_store::Error as Failure;
 
 use crate::error::{Error, Fault};
 
 const CAUSE: usize = 600;
 const STATUS: &str = "Server returned non-2xx status code: ";
-const ERROR_INSIDE: &str = "Server returned error response";
 
 pub(super) fn explain(store: &str, key: &str, error: &Failure) -> Error {
     let fault = Fault::new(store, key, cause(error));
@@ -32,13 +30,16 @@ pub(super) fn explain(store: &str, key: &str, error: &Failure) -> Error {
 
 fn by_status(error: &Failure, fault: Fault) -> Error {
     match status(error) {
+        Some(401 | 403) => Error::Denied(fault),
+        Some(404) => Error::NotFound(fault),
         Some(507) => Error::Full(fault),
         _ if full(error) => Error::Full(fault),
         Some(416) => Error::Damaged(fault),
         Some(408 | 409 | 429 | 500..) => Error::Unavailable(fault),
         Some(300..=499) => Error::Invalid(fault),
-        _ if no_answer(error) => Error::Unavailable(fault),
         _ if says(error, "AccessDenied") => Error::Denied(fault),
+        // No answer, one that stopped, or one that fits no question: another may be better.
+        _ if matches!(error, Failure::Generic { .. }) => Error::Unavailable(fault),
         _ => Error::Io(fault),
     }
 }
@@ -50,6 +51,11 @@ pub(super) fn unsupported(error: &Failure) -> bool {
         Failure::NotImplemented { .. } | Failure::NotSupported { .. }
     ) || matches!(status(error), Some(405 | 501))
         || (status(error) == Some(400) && says(error, "NotImplemented"))
+}
+
+/// As `unsupported`, of a request to delete many; deleting one will tell if it was the request.
+pub(super) fn refuses_many(error: &Failure) -> bool {
+    unsupported(error) || matches!(status(error), Some(400 | 404 | 411))
 }
 
 /// The caller's own file, not the store's.
@@ -70,18 +76,6 @@ fn full(error: &Failure) -> bool {
     ]
     .iter()
     .any(|word| says(error, word))
-}
-
-/// No answer came, or one with another's status that told of trouble inside.
-fn no_answer(error: &Failure) -> bool {
-    let passing = matches!(
-        error,
-        Failure::Generic {
-            store: "credentials",
-            ..
-        }
-    );
-    passing || chain(error).any(|part| part.is::<HttpError>()) || says(error, ERROR_INSIDE)
 }
 
 /// The library keeps the type of this error to itself, so its words are read; the tests on a real
@@ -113,13 +107,24 @@ impl<'a> Iterator for Chain<'a> {
     }
 }
 
-/// The innermost words: those around them repeat the address.
+/// The innermost words, those around them repeat the address; of an XML answer, what it says.
 fn cause(error: &Failure) -> String {
     let text = chain(error)
         .last()
         .map(ToString::to_string)
         .unwrap_or_default();
+    let text = match (element(&text, "Code"), element(&text, "Message")) {
+        (Some(code), Some(message)) => format!("{code}: {message}"),
+        (Some(code), None) => code.to_owned(),
+        _ => text,
+    };
     text.chars().take(CAUSE).collect()
+}
+
+fn element<'a>(text: &'a str, name: &str) -> Option<&'a str> {
+    let (_, rest) = text.split_once(&format!("<{name}>"))?;
+    rest.split_once(&format!("</{name}>"))
+        .map(|(inside, _)| inside)
 }
 
 #[cfg(test)]
@@ -168,7 +173,11 @@ mod tests {
                 "Server returned error response: <Code>InternalError</Code>",
                 "unavailable",
             ),
-            ("something else", "io"),
+            (
+                "Server returned non-2xx status code: 403 Forbidden: ",
+                "denied",
+            ),
+            ("something else", "unavailable"),
         ] {
             assert_eq!(
                 explain("store", "key", &failure(words)).code(),
@@ -176,6 +185,16 @@ mod tests {
                 "{words}"
             );
         }
+    }
+
+    #[test]
+    fn of_an_answer_in_xml_only_its_words_are_told() {
+        let words =
+            "Server returned non-2xx status code: 400 x: <E><Code>C</Code><Message>M</Message></E>";
+        assert_eq!(
+            explain("s", "k", &failure(words)).to_string(),
+            "s: k: invalid: C: M"
+        );
     }
 
     #[test]

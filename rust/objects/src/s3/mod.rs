@@ -10,11 +10,12 @@ use std::io::Write;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
-use futures_util::stream::{self, FuturesUnordered, StreamExt, TryStreamExt};
+use futures_util::stream::{self, StreamExt, TryStreamExt};
 use object_store::aws::AmazonS3;
 use object_store::path::Path as Name;
 use object_store::{
@@ -34,27 +35,29 @@ pub(crate) use client::use_ring;
 const IN_ONE: u64 = 16 << 20;
 /// A transfer slower than this is given up: silence alone would let a drop a minute pass.
 const SLOWEST: u64 = 64 << 10;
-const DELETES_AT_ONCE: usize = 16;
 
 pub(crate) struct S3 {
     store: AmazonS3,
+    place: Place,
     name: String,
     prefix: String,
     silence: Duration,
-    /// What this server was found not to know.
+    /// Whether this server was found not to know `If-None-Match`.
     without_conditions: AtomicBool,
-    without_bulk_delete: AtomicBool,
+    /// Deletes one by one: there once the server was found not to delete many.
+    singly: OnceLock<AmazonS3>,
 }
 
 impl S3 {
     pub fn open(place: &Place) -> Result<Self, Error> {
         Ok(Self {
-            store: client::build(place)?,
+            store: client::build(place, true)?,
+            place: place.clone(),
             name: place.name(),
             prefix: place.prefix.clone(),
             silence: place.silence,
             without_conditions: AtomicBool::new(false),
-            without_bulk_delete: AtomicBool::new(false),
+            singly: OnceLock::new(),
         })
     }
 
@@ -95,11 +98,43 @@ impl S3 {
         bytes: u64,
         request: impl Future<Output = object_store::Result<T>>,
     ) -> Result<T, Error> {
+        let explained = async { request.await.map_err(|error| self.explain(key, &error)) };
+        self.within(key, bytes, explained).await
+    }
+
+    async fn within<T>(
+        &self,
+        key: &str,
+        bytes: u64,
+        work: impl Future<Output = Result<T, Error>>,
+    ) -> Result<T, Error> {
         let deadline = 4 * self.silence + Duration::from_secs(bytes / SLOWEST);
-        match tokio::time::timeout(deadline, request).await {
-            Ok(result) => result.map_err(|error| self.explain(key, &error)),
-            Err(_) => Err(self.unavailable(key, format!("no end after {deadline:?}"))),
+        let late = |_| Err(self.unavailable(key, format!("no end after {deadline:?}")));
+        tokio::time::timeout(deadline, work)
+            .await
+            .unwrap_or_else(late)
+    }
+
+    /// Write the body of an answer to a file, whole.
+    async fn save(&self, key: &str, answer: GetResult, path: &Path) -> Result<u64, Error> {
+        let trouble = |error: std::io::Error| fault::of_file(&self.name, key, path, &error);
+        let expected = answer.meta.size;
+        let mut scratch = Scratch::beside(path).map_err(trouble)?;
+        let (mut parts, mut came) = (answer.into_stream(), 0);
+        while let Some(part) = parts
+            .try_next()
+            .await
+            .map_err(|error| self.explain(key, &error))?
+        {
+            came += part.len() as u64;
+            // Into the page cache: shorter than a hop to another thread.
+            scratch.file.write_all(&part).map_err(trouble)?;
         }
+        if came != expected {
+            return Err(self.damaged(key, format!("{came} of {expected} bytes came")));
+        }
+        scratch.rename(path).map_err(trouble)?;
+        Ok(came)
     }
 
     fn explain(&self, key: &str, error: &object_store::Error) -> Error {
@@ -150,35 +185,25 @@ impl S3 {
         self.put(key, data).await.map(|()| true)
     }
 
-    async fn delete_bulk(&self, names: &[Name]) -> Result<(), Error> {
-        let names = stream::iter(names.to_vec()).map(Ok).boxed();
-        self.store
-            .delete_stream(names)
-            .try_for_each(|_| async { Ok(()) })
-            .await
-            .map_err(|error| self.explain("", &error))
-    }
-
-    async fn delete_each(&self, names: &[Name]) -> Result<(), Error> {
-        let mut sending = FuturesUnordered::new();
-        for name in names {
-            if sending.len() >= DELETES_AT_ONCE {
-                sending.try_next().await?;
+    fn singly(&self) -> Result<&AmazonS3, Error> {
+        match self.singly.get() {
+            Some(store) => Ok(store),
+            None => {
+                let made = client::build(&self.place, false)?;
+                Ok(self.singly.get_or_init(|| made))
             }
-            sending.push(self.delete_one(name));
         }
-        while sending.try_next().await?.is_some() {}
-        Ok(())
     }
 
-    async fn delete_one(&self, name: &Name) -> Result<(), Error> {
-        match self
-            .bounded(name.as_ref(), 0, self.store.delete(name))
+    async fn delete_with(&self, store: &AmazonS3, names: Vec<Name>) -> object_store::Result<()> {
+        store
+            .delete_stream(stream::iter(names).map(Ok).boxed())
+            .map(|done| match done {
+                Err(object_store::Error::NotFound { .. }) => Ok(()),
+                done => done.map(|_| ()),
+            })
+            .try_for_each(|()| async { Ok(()) })
             .await
-        {
-            Err(Error::NotFound(_)) => Ok(()),
-            done => done,
-        }
     }
 }
 
@@ -219,24 +244,8 @@ impl Objects for S3 {
     async fn get_to(&self, key: &str, path: &Path) -> Result<u64, Error> {
         let name = self.object(key)?;
         let answer = self.bounded(key, 0, self.store.get(&name)).await?;
-        let expected = answer.meta.size;
-        let trouble = |error: std::io::Error| fault::of_file(&self.name, key, path, &error);
-        let mut scratch = Scratch::beside(path).map_err(trouble)?;
-        let (mut parts, mut came) = (answer.into_stream(), 0);
-        while let Some(part) = parts
-            .try_next()
-            .await
-            .map_err(|error| self.explain(key, &error))?
-        {
-            came += part.len() as u64;
-            // Into the page cache: shorter than a hop to another thread.
-            scratch.file.write_all(&part).map_err(trouble)?;
-        }
-        if came != expected {
-            return Err(self.damaged(key, format!("{came} of {expected} bytes came")));
-        }
-        scratch.rename(path).map_err(trouble)?;
-        Ok(came)
+        let size = answer.meta.size;
+        self.within(key, size, self.save(key, answer, path)).await
     }
 
     async fn put(&self, key: &str, data: Bytes) -> Result<(), Error> {
@@ -280,9 +289,10 @@ impl Objects for S3 {
     async fn put_file(&self, key: &str, path: &Path) -> Result<(), Error> {
         let name = self.object(key)?;
         let trouble = |error: std::io::Error| fault::of_file(&self.name, key, path, &error);
-        let file = std::fs::File::open(path).map_err(trouble)?;
-        let size = file.metadata().map_err(trouble)?.len();
+        let file = tokio::fs::File::open(path).await.map_err(trouble)?;
+        let size = file.metadata().await.map_err(trouble)?.len();
         if size > IN_ONE {
+            let file = file.into_std().await;
             return multipart::send(self, key, &name, multipart::Source::File(file.into(), size))
                 .await;
         }
@@ -323,15 +333,17 @@ impl Objects for S3 {
             .iter()
             .map(|key| self.object(key))
             .collect::<Result<_, _>>()?;
-        if names.len() > 1 && !self.without_bulk_delete.load(Ordering::Relaxed) {
-            match self.delete_bulk(&names).await {
-                Err(Error::Invalid(_) | Error::Io(_) | Error::NotFound(_)) => {
-                    self.without_bulk_delete.store(true, Ordering::Relaxed);
-                }
-                done => return done,
-            }
+        let told = |error| self.explain("", &error);
+        if let Some(store) = self.singly.get() {
+            return self.delete_with(store, names).await.map_err(told);
         }
-        self.delete_each(&names).await
+        match self.delete_with(&self.store, names.clone()).await {
+            Err(error) if fault::refuses_many(&error) => {
+                let store = self.singly()?;
+                self.delete_with(store, names).await.map_err(told)
+            }
+            done => done.map_err(told),
+        }
     }
 
     async fn sweep_drafts(&self) -> Result<u64, Error> {
