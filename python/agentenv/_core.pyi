@@ -78,8 +78,8 @@ def write_layer(
     pack: str | PathLike[str],
 ) -> WrittenLayer:
     """A layer of ``spans`` (first block, blocks, byte offset in ``source``), in order and apart,
-    its new chunks in a pack at ``pack``. ``window``: blocks of a chunk, 0 cuts by content. ``known``
-    is asked for places of chunks; what it raises is raised. OSError, ValueError."""
+    its new chunks in a pack at ``pack``. ``window``: blocks of a chunk, 0 cuts by content.
+    ``known`` is asked for places of chunks; what it raises is raised. OSError, ValueError."""
 
 def unpack_layer(objects: Objects, layer: Layer, path: str | PathLike[str], at: int) -> None:
     """The layer's blocks from the store into a file, from block ``at`` on; holes stay holes.

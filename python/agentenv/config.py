@@ -40,7 +40,9 @@ class Config:
     cache_size: int = _key(20 << 30, "bytes", "chunks kept on this disk, least used go first")
     cache_free: int = _key(2 << 30, "bytes", "left free on the cache's disk, whatever the size")
     store_patience: float = _key(
-        30.0, "seconds", "a read waits so long for the store, then the sandbox stops until it is back"
+        30.0,
+        "seconds",
+        "a read waits so long for the store, then the sandbox stops until it is back",
     )
     peers: tuple[str, ...] = _key((), "http://HOST:PORT", "nodes asked for chunks before the store")
     peer_listen: str = _key("", "HOST:PORT", "empty: no node is answered; needs peer_token")
@@ -165,7 +167,14 @@ def _checked(config: Config) -> Config:
         raise _invalid("peer_token", "is not given", "nodes answer only who has the secret")
     if not config.store_url.startswith(("/", "s3://", "file:///")):
         raise _invalid("store", f"is {config.store!r}", "it takes a directory or s3://BUCKET…")
-    positive = ("memory_mib", "disk_mib", "sandbox_timeout", "boot_deadline", "uid_base", "cache_size")
+    positive = (
+        "memory_mib",
+        "disk_mib",
+        "sandbox_timeout",
+        "boot_deadline",
+        "uid_base",
+        "cache_size",
+    )
     for name in positive:
         if cast(float, getattr(config, name)) <= 0:
             raise _invalid(name, "is not positive", "give a number above 0")

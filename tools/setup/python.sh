@@ -43,7 +43,7 @@ make_venv() {
 
 extension_key() {
     digest "$(python_key)" "$REPO/pyproject.toml" "$REPO/Cargo.lock" \
-        "$REPO/rust/py" "$REPO/rust/objects" "$("$CARGO_FOLDER/rustc" --version)"
+        "$REPO/rust/py" "$REPO/rust/objects" "$REPO/rust/blocks" "$("$CARGO_FOLDER/rustc" --version)"
 }
 
 extension_ready() {

@@ -15,8 +15,8 @@ from agentenv.cli import output
 from agentenv.errors import AgentEnvError
 
 VERBS = (
-    "serve", "doctor", "image", "run", "start", "exec", "shell", "cp", "port", "ls", "inspect",
-    "metrics", "logs", "kill", "down", "config",
+    "serve", "doctor", "image", "store", "run", "start", "exec", "shell", "cp", "port", "ls",
+    "inspect", "metrics", "logs", "kill", "down", "config",
 )  # fmt: skip
 
 app = typer.Typer(

@@ -41,17 +41,17 @@ def pull(
     """
 
     async def work() -> dict[str, Any]:
-        from agentenv.node.assembly import open_catalog
+        from agentenv.node.assembly import open_library
         from agentenv.template.named import name_image
         from agentenv.template.names import check
 
         if name is not None:
             check(name)  # before minutes are spent
-        async with open_catalog(config.load({"home": home})) as (records, catalog):
+        async with open_library(config.load({"home": home})) as library:
             with _progress() as report:
-                image = await catalog.pull(source, report)
+                image = await library.catalog.pull(source, report)
             if name is not None:
-                await name_image(records, image.id, name)
+                await name_image(library.records, image.id, name)
             return {**asdict(image), "name": name}
 
     done = run(work())
@@ -99,11 +99,12 @@ def ls(form: Output = Form.AUTO, home: Home = None) -> None:
     """List images, newest first. Example: aenv image ls"""
 
     async def work() -> list[dict[str, Any]]:
-        from agentenv.node.assembly import open_catalog
+        from agentenv.node.assembly import open_library
 
-        async with open_catalog(config.load({"home": home})) as (records, catalog):
-            names = await _names(records)
-            return [{**asdict(i), "names": names.get(i.id, [])} for i in await catalog.list()]
+        async with open_library(config.load({"home": home})) as library:
+            names = await _names(library.records)
+            images = await library.catalog.list()
+            return [{**asdict(i), "names": names.get(i.id, [])} for i in images]
 
     found = run(work())
     rows = [
@@ -145,15 +146,14 @@ async def _refuse_if_used(records: Any, image_id: str) -> None:
 
 @command.command()
 def inspect(key: Key, home: Home = None) -> None:
-    """Show an image's configuration, layers and files. Example: aenv image inspect base"""
+    """Show an image's configuration and layers. Example: aenv image inspect base"""
 
     async def work() -> dict[str, Any]:
-        from agentenv.node.assembly import open_catalog
+        from agentenv.node.assembly import open_library
 
-        async with open_catalog(config.load({"home": home})) as (records, catalog):
-            image = await catalog.find(await _image_id(records, key))
-            files = [str(path) for path in await catalog.segments(image.id)]
-            return {**asdict(image), "files": files}
+        async with open_library(config.load({"home": home})) as library:
+            key_id = await _image_id(library.records, key)
+            return asdict(await library.catalog.find(key_id))
 
     output.dump(run(work()))
 
@@ -168,11 +168,12 @@ def verify(key: Key, home: Home = None) -> None:
 
     async def work() -> dict[str, Any]:
         from agentenv.layer.verify import verify as compare
-        from agentenv.node.assembly import open_catalog
+        from agentenv.node.assembly import open_library
 
-        async with open_catalog(config.load({"home": home})) as (records, catalog):
-            image = await catalog.find(await _image_id(records, key))
-            return asdict(await compare(catalog.blobs, image, catalog.settings))
+        async with open_library(config.load({"home": home})) as library:
+            catalog = library.catalog
+            image = await catalog.find(await _image_id(library.records, key))
+            return asdict(await compare(library.layers, image, catalog.settings))
 
     verdict = run(work())
     if output.interactive():
@@ -194,10 +195,11 @@ def rm(
     """
 
     async def work() -> None:
-        from agentenv.node.assembly import open_catalog
+        from agentenv.node.assembly import open_library
         from agentenv.template.named import find_build
 
-        async with open_catalog(config.load({"home": home})) as (records, catalog):
+        async with open_library(config.load({"home": home})) as library:
+            records, catalog = library.records, library.catalog
             for key in keys:
                 named = await find_build(records, key)
                 image_id = named[1].image_id if named else (await catalog.find(key)).id

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 
 Listen = Annotated[str | None, typer.Option("--listen", help="HOST:PORT [127.0.0.1:8000]")]
 Engine = Annotated[str | None, typer.Option("--engine", help="auto or qemu [auto]")]
+Store = Annotated[
+    str | None, typer.Option("--store", help="Directory or s3://BUCKET[/PREFIX] [HOME/store]")
+]
+CacheSize = Annotated[int | None, typer.Option("--cache-size", help="Bytes of chunks kept here")]
 TlsCert = Annotated[str | None, typer.Option("--tls-cert", help="PEM, with its chain [plain HTTP]")]
 TlsKey = Annotated[str | None, typer.Option("--tls-key", help="PEM, the certificate's key")]
 
@@ -34,6 +38,8 @@ def command(
     home: Home = None,
     listen: Listen = None,
     engine: Engine = None,
+    store: Store = None,
+    cache_size: CacheSize = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
 ) -> None:
@@ -47,6 +53,7 @@ def command(
     for name in ("httpx", "uvicorn.error"):
         logging.getLogger(name).setLevel(logging.WARNING)
     flags = {"home": home, "listen": listen, "engine": engine}
+    flags |= {"store": store, "cache_size": cache_size}
     effective = config.load({**flags, "tls_cert": tls_cert, "tls_key": tls_key})
     if os.geteuid() != 0:
         raise UserError("aenv serve needs root", why="it makes namespaces, cgroups and tap devices")

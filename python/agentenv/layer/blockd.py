@@ -131,7 +131,9 @@ class BlockClient:
 
     async def faults(self, version: int = -1, timeout: float = 0.0) -> tuple[int, list[Fault]]:
         """What holds stacks up; waits until that is another story than in ``version``."""
-        found = await self._call("faults", deadline=timeout, version=max(version, 0), timeout=timeout)
+        found = await self._call(
+            "faults", deadline=timeout, version=max(version, 0), timeout=timeout
+        )
         faults = [
             Fault(each["stack"], tuple(each["holders"]), **each["fault"])
             for each in found["faults"]

@@ -12,9 +12,9 @@ from agentenv.concurrency import interruptible
 from agentenv.errors import ImageError, faults
 from agentenv.image.compression import Readable
 from agentenv.layer import erofs, tree
+from agentenv.layer.layers import BY_CONTENT, Interrupted, Layers, Part, named
 from agentenv.layer.tree import Directory
 from agentenv.layer.unpack import Unpacker
-from agentenv.layer.layers import BY_CONTENT, Interrupted, Layers, Part, named
 from agentenv.store.lease import Lease
 
 # Part of every name: what another writer makes is something else.

@@ -181,7 +181,9 @@ class Layers:
         at = 0
         for part in parts:
             if part.layer is not None:
-                await self.objects.with_core(_core.unpack_layer, await self.table(part.layer), path, at)
+                await self.objects.with_core(
+                    _core.unpack_layer, await self.table(part.layer), path, at
+                )
             at += part.blocks
 
     async def tree(self, name: str) -> bytes:

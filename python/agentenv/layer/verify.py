@@ -24,9 +24,9 @@ from agentenv.image.registry import RegistrySettings
 from agentenv.image.source import ImageSource, SourceLayer, quiet
 from agentenv.layer import convert
 from agentenv.layer.catalog import Image
+from agentenv.layer.layers import Layers, Part, damaged
 from agentenv.layer.tree import HOLE, IMPLIED, Chunks, Directory, Inode, Kind, Node, walk
 from agentenv.layer.unpack import HOLES_FROM, ChunkHasher, chunk_span
-from agentenv.layer.layers import Layers, Part, damaged
 
 _FORMATS = {
     stat.S_IFREG: Kind.FILE,

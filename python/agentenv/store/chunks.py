@@ -60,14 +60,18 @@ class SqlChunks:
     async def add_pack(self, pack: str, chunks: Iterable[Chunk]) -> None:
         rows = list({chunk[0]: chunk for chunk in chunks}.values())
         async with self._transaction() as db:
-            number = (await db.execute(select(t.packs.c.number).where(t.packs.c.id == pack))).scalar()
+            number = (
+                await db.execute(select(t.packs.c.number).where(t.packs.c.id == pack))
+            ).scalar()
             if number is None:
                 done = await db.execute(insert(t.packs).values(id=pack))
                 assert done.inserted_primary_key
                 number = done.inserted_primary_key[0]
             for start in range(0, len(rows), ROWS):
                 part = rows[start : start + ROWS]
-                await db.execute(delete(t.chunks).where(t.chunks.c.id.in_([row[0] for row in part])))
+                await db.execute(
+                    delete(t.chunks).where(t.chunks.c.id.in_([row[0] for row in part]))
+                )
                 values = [
                     {"id": i, "pack": number, "offset": at, "stored": s, "blocks": b, "codec": k}
                     for i, s, b, k, _, at in part

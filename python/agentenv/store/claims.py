@@ -41,16 +41,16 @@ class Claims:
         return f"{CLAIMS}{self._home}/{kind}-{name}"
 
 
-async def claimed(objects: Objects) -> set[str]:
-    """Every key that a home claims. Raises InfraError (``store_damaged``) for a claim that cannot
-    be read: what it needs must not be taken for garbage."""
-    keys: set[str] = set()
+async def all_claims(objects: Objects) -> dict[str, list[str]]:
+    """Every claim (HOME/KIND-NAME) with its keys. Raises InfraError (``store_damaged``) for one
+    that cannot be read: what it needs must not be taken for garbage."""
+    found: dict[str, list[str]] = {}
     for entry in await objects.list(CLAIMS):
         data = await objects.get(entry.key, MAX_CLAIM)
         if data is None:
             continue  # just dropped
         try:
-            keys.update(json.loads(data)["keys"])
+            found[entry.key.removeprefix(CLAIMS)] = list(map(str, json.loads(data)["keys"]))
         except (ValueError, KeyError, TypeError) as error:
             raise InfraError(
                 f"the claim {entry.key} cannot be read",
@@ -58,4 +58,4 @@ async def claimed(objects: Objects) -> set[str]:
                 fix="restore it, or delete it if its home is gone",
                 code="store_damaged",
             ) from error
-    return keys
+    return found

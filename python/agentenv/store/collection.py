@@ -1,4 +1,4 @@
-"""The collection: mark from claims, sweep what nothing refers to, compact packs that are mostly dead.
+"""The collection: mark from claims, sweep the rest, compact packs that are mostly dead.
 
 Works beside writers on any node (``store.lease`` says how) and may be killed anywhere: marks and
 objects that are left are found the next time. A layer's table may move to another pack; who holds
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from agentenv.errors import InfraError
 from agentenv.store import lease as leases
 from agentenv.store.chunks import Chunks
-from agentenv.store.claims import claimed
+from agentenv.store.claims import all_claims
 from agentenv.store.drafts import Drafts
 from agentenv.store.lease import CONDEMNED
 from agentenv.store.objects import CoreObjects, Entry
@@ -89,7 +89,8 @@ class Collection:
 
     async def mark(self) -> Live:
         """What must stay. Raises InfraError if a claim or a claimed table cannot be read."""
-        live = Live(await claimed(self._objects))
+        claims = await all_claims(self._objects)
+        live = Live({key for keys in claims.values() for key in keys})
         for key in sorted(live.keys):
             if not key.startswith("layer/"):
                 continue

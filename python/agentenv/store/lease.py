@@ -63,7 +63,9 @@ class Lease:
 
     async def _marked(self, wanted: set[str]) -> bool:
         """Whether a collection that is not known to be dead is about to delete one of these."""
-        marked = wanted & {e.key.removeprefix(CONDEMNED) for e in await self._objects.list(CONDEMNED)}
+        marked = wanted & {
+            e.key.removeprefix(CONDEMNED) for e in await self._objects.list(CONDEMNED)
+        }
         for key in marked:
             owner = await self._objects.get(CONDEMNED + key, MAX_OWNER)
             if owner is not None and not _died_here(owner):

@@ -85,7 +85,7 @@ class CoreObjects:
     ) -> T:
         """One of the extension's functions on this store, in a thread.
 
-        Raises as all do, and InfraError ``layer_damaged`` for bytes that are not what they should be.
+        Raises as all do, and InfraError ``layer_damaged`` for bytes that are not theirs.
         """
         try:
             with faults("a file could not be written"):

@@ -1,8 +1,8 @@
 """The writable disk of a sandbox: a thin qcow2 over a blank ext4 that all of one size share.
 
-The blank lies in the block store; an empty overlay is made once per size, and a sandbox gets a copy
-of it (some 200 KB): less than a millisecond, where ``qemu-img create`` takes 13-32. Overlays name no
-backing file: the machine is told what lies below.
+The blank lies in the block store; an empty overlay is made once per size, and a sandbox gets a
+copy of it (some 200 KB): less than a millisecond, where ``qemu-img create`` takes 13-32. Overlays
+name no backing file: the machine is told what lies below.
 """
 
 from __future__ import annotations
