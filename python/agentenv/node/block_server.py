@@ -29,6 +29,7 @@ FD = 3  # the mount's descriptor in the server
 START_DEADLINE = 30.0  # seconds from its start to its answer
 ASK_AGAIN = 1.0  # seconds after a question that failed
 LONG_POLL = 60.0
+MOUNT_MODE = 0o711
 
 Recovered = Callable[[set[str]], Awaitable[None]]
 
@@ -47,16 +48,17 @@ class BlockServer:
     async def start(self) -> None:
         """Take over the server that runs, or bring one up. Raises InfraError."""
         status = await self._launcher.status(NAME)
-        if status is None or (not status.running and status.exit_status is not None):
+        if status is None or not status.running:
             await self._bring_up()
         await self._answering()
-        await asyncio.to_thread(fuse.set_readahead, self._mount)
+        await asyncio.to_thread(fuse.raise_read_ahead, self._mount)
 
     async def _bring_up(self) -> None:
         options = self._options
         await self._launcher.forget(NAME)
         await asyncio.to_thread(fuse.unmount, self._mount)
         await asyncio.to_thread(shutil.rmtree, options.state, ignore_errors=True)
+        self._mount.mkdir(mode=MOUNT_MODE, parents=True, exist_ok=True)
         fd = await asyncio.to_thread(fuse.mount, self._mount)
         try:
             argv = blockd_argv(options, FD)

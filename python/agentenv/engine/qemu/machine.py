@@ -8,7 +8,7 @@ import logging
 import os
 import signal
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from agentenv.concurrency import Tasks
 from agentenv.engine.contract import ControlChannel, ExitCause, MachineSpec
@@ -97,8 +97,8 @@ class QemuMachine:
 
     async def proceed(self) -> bool:
         async with qmp.connected(self._files.qmp) as monitor:
-            status = await monitor.execute("query-status")
-            stopped = isinstance(status, dict) and status.get("status") == "io-error"
+            answer = await monitor.execute("query-status")
+            stopped = cast("dict[str, Any]", answer)["status"] == "io-error"
             if stopped:
                 await monitor.execute("cont")
             return stopped
