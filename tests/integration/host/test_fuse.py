@@ -5,6 +5,7 @@ import errno
 import os
 import signal
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -67,7 +68,9 @@ def test_force_frees_who_waits_for_a_server_that_never_comes(point):
 
     thread = threading.Thread(target=look)
     thread.start()
-    os.read(fd, 1 << 16)  # INIT, which nobody answers
+    # INIT is answered by nobody, so the look-up waits in the kernel.
+    while "fuse" not in Path(f"/proc/self/task/{thread.native_id}/wchan").read_text():
+        time.sleep(0.01)
     fuse.unmount(point, force=True)
     thread.join(30)
     assert failed and failed[0] in (errno.ENOTCONN, errno.ECONNABORTED)
