@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Protocol
+from signal import SIGTERM
+from typing import Any, Protocol
 
 from agentenv.errors import InfraError, MissingTool
 
@@ -85,6 +87,11 @@ class ProcessSpec:
     the program starts the child enters ``cgroups`` (paths of ``cgroup.procs``
     files), then ``netns`` (path), then drops to ``uid``/``gid`` without
     supplementary groups and with no_new_privs; it leads a session of its own.
+
+    ``restart``: started again whenever it ends unasked (see ``Launcher.stop``), later and later
+    if it ends soon, with the same descriptors. The launcher keeps these open until it forgets the
+    name; the program must leave them at 3, 4, … so that a launcher that was killed itself can
+    take them back. ``AENV_RESTARTS`` in its environment counts: 0 at the first start.
     """
 
     name: str
@@ -96,6 +103,22 @@ class ProcessSpec:
     gid: int | None = None
     netns: Path | None = None
     cgroups: tuple[Path, ...] = ()
+    restart: bool = False
+
+
+def spec_to_json(spec: ProcessSpec) -> dict[str, Any]:
+    return json.loads(json.dumps(asdict(spec), default=str))
+
+
+def spec_from_json(raw: dict[str, Any]) -> ProcessSpec:
+    values: dict[str, Any] = {
+        **raw,
+        "argv": tuple(raw["argv"]),
+        "log": Path(raw["log"]),
+        "netns": Path(raw["netns"]) if raw["netns"] else None,
+        "cgroups": tuple(Path(item) for item in raw["cgroups"]),
+    }
+    return ProcessSpec(**values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +126,8 @@ class ProcessStatus:
     """``start_time`` is field 22 of /proc/PID/stat (clock ticks since boot), which tells a
     process from a later one of the same pid. ``exit_status`` is None while it runs, negative
     for a signal; ``lost`` says that it ended while no launcher watched, so the status is unknown.
+    ``restarts`` counts how often it was started again; between its end and its next start the
+    status is that of the end.
     """
 
     name: str
@@ -110,6 +135,7 @@ class ProcessStatus:
     start_time: int
     exit_status: int | None = None
     lost: bool = False
+    restarts: int = 0
 
     @property
     def running(self) -> bool:
@@ -125,7 +151,8 @@ class Launcher(Protocol):
 
     async def launch(self, spec: ProcessSpec, fds: Sequence[int] = ()) -> ProcessStatus:
         """Start; ``fds`` become 3, 4, … in the child. Raises Conflict if ``name`` runs already,
-        InfraError if the program cannot be started."""
+        InfraError if the program cannot be started. Without ``fds``, a ``restart`` process gets
+        those that are kept of its stopped predecessor."""
         ...
 
     async def status(self, name: str) -> ProcessStatus | None: ...
@@ -133,15 +160,21 @@ class Launcher(Protocol):
     async def all(self) -> tuple[ProcessStatus, ...]: ...
 
     async def wait(self, name: str) -> ProcessStatus:
-        """Return when the process has ended. Raises NotFound for an unknown name."""
+        """Return when the process has ended and will not be started again by itself. Raises
+        NotFound for an unknown name."""
         ...
 
     async def signal(self, name: str, number: int) -> None:
-        """Send a signal; a process that has ended already is a success."""
+        """Send a signal; a process that has ended already is a success. An end that comes of it
+        counts as unasked: a ``restart`` process is started again."""
+        ...
+
+    async def stop(self, name: str, number: int = SIGTERM) -> None:
+        """Send a signal and do not start it again; in a pause before a restart: call that off."""
         ...
 
     async def forget(self, name: str) -> None:
-        """Drop the record of an ended process; unknown is a success."""
+        """Drop the record of an ended process, close what is kept for it; unknown is a success."""
         ...
 
 

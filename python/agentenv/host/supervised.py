@@ -8,11 +8,11 @@ import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from signal import SIGTERM
 from typing import Any
 
 from agentenv.errors import AgentEnvError, Conflict, InfraError, NotFound
-from agentenv.host.process import ProcessSpec, ProcessStatus, run
-from agentenv.host.supervisor import spec_to_json
+from agentenv.host.process import ProcessSpec, ProcessStatus, run, spec_to_json
 
 START_DEADLINE = 15.0  # seconds; a loaded machine starts an interpreter slowly
 _ERRORS: dict[str, type[AgentEnvError]] = {"conflict": Conflict, "not_found": NotFound}
@@ -66,6 +66,9 @@ class SupervisedLauncher:
 
     async def signal(self, name: str, number: int) -> None:
         await self._ask({"op": "signal", "name": name, "number": int(number)})
+
+    async def stop(self, name: str, number: int = SIGTERM) -> None:
+        await self._ask({"op": "stop", "name": name, "number": int(number)})
 
     async def forget(self, name: str) -> None:
         await self._ask({"op": "forget", "name": name})

@@ -5,12 +5,13 @@ requests of one JSON line (descriptors by SCM_RIGHTS) and one JSON line in answe
 
     {"op": "launch", "spec": {...}}         -> status; descriptors become 3, 4, … in the child
     {"op": "status" | "wait" | "forget", "name": N} -> status or null
-    {"op": "signal", "name": N, "number": 15}       -> null
+    {"op": "signal" | "stop", "name": N, "number": 15} -> null; "stop" asks for the end
     {"op": "all"}                                   -> [status, …]
     {"op": "quit"}                                  -> null; refused while a child runs
 
 A record per process lies in ``SOCKET.d`` so that a supervisor that was killed
-finds its children again (their exit status is then unknown: ``lost``).
+finds its children again (their exit status is then unknown: ``lost``). Processes that are
+started again have a second one (see ``kept``).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -32,10 +34,10 @@ from typing import Any
 
 from agentenv.concurrency import Tasks
 from agentenv.errors import AgentEnvError, Conflict, InfraError, NotFound, UserError
-from agentenv.host.process import ProcessSpec, ProcessStatus, start_time
+from agentenv.host.kept import FIRST_FD, MAX_FDS, Kept, lift, take_back
+from agentenv.host.process import ProcessSpec, ProcessStatus, spec_from_json, start_time
 
 MAX_REQUEST = 1 << 20
-MAX_FDS = 16
 FORGET_ENDED_ABOVE = 4096  # ended processes remembered until asked for; bounds memory
 PR_SET_CHILD_SUBREAPER = 36
 PR_SET_NO_NEW_PRIVS = 38
@@ -58,8 +60,8 @@ def enter(spec: ProcessSpec, fds: list[int]) -> Callable[[], None]:
         if spec.netns is not None:
             netns = os.open(spec.netns, os.O_RDONLY | os.O_CLOEXEC)
             _checked(_libc.setns(netns, CLONE_NEWNET))
-        # Received descriptors sit above the range they are moved to (see `_lift`).
-        for number, fd in enumerate(fds, 3):
+        # Received descriptors sit above the range they are moved to (see `lift`).
+        for number, fd in enumerate(fds, FIRST_FD):
             os.dup2(fd, number, inheritable=True)
         if spec.gid is not None:
             os.setgroups([])
@@ -71,12 +73,6 @@ def enter(spec: ProcessSpec, fds: list[int]) -> Callable[[], None]:
     return child
 
 
-def _lift(fd: int) -> int:
-    lifted = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3 + MAX_FDS)
-    os.close(fd)
-    return lifted
-
-
 class Supervisor:
     """Holds every process by name; all state changes happen on the event loop."""
 
@@ -85,6 +81,7 @@ class Supervisor:
         self._known: dict[str, ProcessStatus] = {}
         self._ended: dict[str, asyncio.Event] = {}
         self._children: dict[int, str] = {}
+        self._kept: dict[str, Kept] = {}
 
     def load(self) -> None:
         """Find the processes of an earlier supervisor again."""
@@ -96,13 +93,30 @@ class Supervisor:
                 path.unlink()  # half written by a supervisor that was killed before the launch
                 continue
             self._remember(status)
+            pid = status.pid if status.running else None
+            if kept := take_back(self._kept_path(status.name), pid):
+                self._kept[status.name] = kept
             if status.running:
                 self._watch_foreign(status)
+            else:
+                self._settle(status.name)
 
     def launch(self, spec: ProcessSpec, fds: list[int]) -> ProcessStatus:
-        known = self._known.get(spec.name)
-        if known is not None and known.running:
+        known, kept = self._known.get(spec.name), self._kept.get(spec.name)
+        if known is not None and (known.running or not self._ended[spec.name].is_set()):
             raise Conflict(f"process {spec.name} runs already", state="running", pid=known.pid)
+        if spec.restart and not fds and kept is not None:
+            fds = kept.fds
+        status = self._start(spec, fds)
+        self._ended.pop(spec.name, None)
+        self._keep(spec, fds)
+        self._remember(status)
+        return status
+
+    def _start(self, spec: ProcessSpec, fds: list[int], restarts: int = 0) -> ProcessStatus:
+        env = spec.env or None
+        if spec.restart:
+            env = {**(spec.env or os.environ), "AENV_RESTARTS": str(restarts)}
         try:
             with spec.log.open("ab", buffering=0) as log:
                 child = subprocess.Popen(
@@ -110,9 +124,9 @@ class Supervisor:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    env=spec.env or None,
+                    env=env,
                     cwd=spec.cwd,
-                    pass_fds=tuple(range(3, 3 + len(fds))),
+                    pass_fds=tuple(range(FIRST_FD, FIRST_FD + len(fds))),
                     start_new_session=True,
                     preexec_fn=enter(spec, fds),  # noqa: PLW1509  (no threads here)
                 )
@@ -121,10 +135,31 @@ class Supervisor:
                 f"{spec.argv[0]} could not be started", why=str(error), code="launch_failed"
             ) from error
         child.returncode = 0  # reaped by us: Popen must not wait for it
-        status = ProcessStatus(spec.name, child.pid, start_time(child.pid) or 0)
         self._children[child.pid] = spec.name
-        self._remember(status)
-        return status
+        return ProcessStatus(spec.name, child.pid, start_time(child.pid) or 0, restarts=restarts)
+
+    def _keep(self, spec: ProcessSpec, fds: list[int]) -> None:
+        """Hold what a restart needs, in place of what was held for the name before."""
+        before = self._kept.pop(spec.name, None)
+        self._kept_path(spec.name).unlink(missing_ok=True)
+        if spec.restart:
+            self._kept[spec.name] = kept = Kept(spec, [lift(os.dup(fd)) for fd in fds])
+            kept.save(self._kept_path(spec.name))
+        if before is not None:
+            before.close()
+
+    def _again(self, name: str) -> None:
+        """The pause is over: start it again, or pause once more if that fails."""
+        kept, status = self._kept[name], self._known[name]
+        kept.pending, kept.started = None, time.monotonic()
+        try:
+            fresh = self._start(kept.spec, kept.fds, status.restarts + 1)
+        except InfraError as error:
+            print(error.message, file=sys.stderr, flush=True)  # noqa: T201  (the log)
+            fresh = replace(status, restarts=status.restarts + 1)
+        self._remember(fresh)
+        if not fresh.running:
+            self._settle(name)
 
     def reap(self) -> None:
         """Collect every ended child, ours and orphans that were re-parented to us."""
@@ -147,8 +182,20 @@ class Supervisor:
             if start_time(status.pid) == status.start_time:
                 signal.pidfd_send_signal(pidfd, number)
 
+    def stop(self, name: str, number: int) -> None:
+        if kept := self._kept.get(name):
+            was_due = kept.call_off()
+            kept.save(self._kept_path(name))
+            if was_due:
+                self._settle(name)
+        self.signal(name, number)
+
     def status(self, name: str) -> ProcessStatus | None:
         return self._known.get(name)
+
+    def busy(self) -> bool:
+        """Whether something runs or will."""
+        return not all(event.is_set() for event in self._ended.values())
 
     def all(self) -> Iterable[ProcessStatus]:
         return self._known.values()
@@ -157,6 +204,8 @@ class Supervisor:
         if name not in self._known:
             raise NotFound(f"no process {name}")
         await self._ended[name].wait()
+        if name not in self._known:
+            raise NotFound(f"process {name} was forgotten")
         return self._known[name]
 
     def forget(self, name: str) -> None:
@@ -165,26 +214,36 @@ class Supervisor:
             return
         if status.running:
             raise Conflict(f"process {name} still runs", state="running")
-        del self._known[name], self._ended[name]
+        if kept := self._kept.pop(name, None):
+            kept.close()
+        self._ended.pop(name).set()
+        del self._known[name]
+        self._kept_path(name).unlink(missing_ok=True)
         self._record_path(name).unlink(missing_ok=True)
 
     def _remember(self, status: ProcessStatus) -> None:
         self._known[status.name] = status
-        event = self._ended[status.name] = asyncio.Event()
-        if not status.running:
-            event.set()
+        self._ended.setdefault(status.name, asyncio.Event())
         path = self._record_path(status.name)
         fresh = path.with_suffix(".new")
         fresh.write_text(json.dumps(asdict(status)))
         fresh.rename(path)
 
     def _finish(self, status: ProcessStatus) -> None:
-        event = self._ended[status.name]
         self._remember(status)
-        event.set()
-        ended = [name for name, known in self._known.items() if not known.running]
-        for name in ended[: max(0, len(ended) - FORGET_ENDED_ABOVE)]:
-            self.forget(name)
+        self._settle(status.name)
+
+    def _settle(self, name: str) -> None:
+        """It has ended: see to its next start, or tell who waits."""
+        kept = self._kept.get(name)
+        if kept is not None and not kept.asked:
+            loop = asyncio.get_running_loop()
+            kept.pending = loop.call_later(kept.next_pause(), self._again, name)
+            return
+        self._ended[name].set()
+        ended = [name for name, event in self._ended.items() if event.is_set()]
+        for old in ended[: max(0, len(ended) - FORGET_ENDED_ABOVE)]:
+            self.forget(old)
 
     def _watch_foreign(self, status: ProcessStatus) -> None:
         """Watch a process that is not our child; its exit status will not be known."""
@@ -208,6 +267,9 @@ class Supervisor:
     def _record_path(self, name: str) -> Path:
         return self.records / (name.replace("/", "@") + ".json")
 
+    def _kept_path(self, name: str) -> Path:
+        return self.records / (name.replace("/", "@") + ".spec")
+
 
 @contextlib.contextmanager
 def _pidfd(pid: int):
@@ -230,32 +292,19 @@ async def answer(supervisor: Supervisor, request: dict[str, Any], fds: list[int]
             return asdict(await supervisor.wait(name))
         case {"op": "signal", "name": str(name), "number": int(number)}:
             return supervisor.signal(name, number)
+        case {"op": "stop", "name": str(name), "number": int(number)}:
+            return supervisor.stop(name, number)
         case {"op": "forget", "name": str(name)}:
             return supervisor.forget(name)
         case {"op": "all"}:
             return [asdict(status) for status in supervisor.all()]
         case {"op": "quit"}:
-            if any(status.running for status in supervisor.all()):
+            if supervisor.busy():
                 raise Conflict("processes still run", state="running")
             asyncio.get_running_loop().call_soon(signal.raise_signal, signal.SIGTERM)
             return None
         case _:
             raise UserError("unknown request to the supervisor", why=str(request)[:200])
-
-
-def spec_to_json(spec: ProcessSpec) -> dict[str, Any]:
-    return json.loads(json.dumps(asdict(spec), default=str))
-
-
-def spec_from_json(raw: dict[str, Any]) -> ProcessSpec:
-    values: dict[str, Any] = {
-        **raw,
-        "argv": tuple(raw["argv"]),
-        "log": Path(raw["log"]),
-        "netns": Path(raw["netns"]) if raw["netns"] else None,
-        "cgroups": tuple(Path(item) for item in raw["cgroups"]),
-    }
-    return ProcessSpec(**values)
 
 
 async def serve_one(supervisor: Supervisor, connection: socket.socket) -> None:
@@ -282,7 +331,7 @@ async def _receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]
     while not data.endswith(b"\n"):
         await _readable(connection)
         chunk, got, _, _ = socket.recv_fds(connection, 65536, MAX_FDS, socket.MSG_CMSG_CLOEXEC)
-        fds += [_lift(fd) for fd in got]
+        fds += [lift(fd) for fd in got]
         data += chunk
         if not chunk or len(data) > MAX_REQUEST:
             raise ValueError("request cut off or too long")

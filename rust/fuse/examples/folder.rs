@@ -43,12 +43,13 @@ impl Folder {
 
     fn backing(&self, node: u64) -> Option<i32> {
         let mut state = self.state.lock().expect("no panic under the lock");
-        if !state.backing.contains_key(&node) {
-            let id = self.connection.backing_open(self.file(node)?).ok()?;
-            state.backing.insert(node, id);
-            self.store(&state);
+        if let Some(known) = state.backing.get(&node) {
+            return Some(*known);
         }
-        state.backing.get(&node).copied()
+        let id = self.connection.backing_open(self.file(node)?).ok()?;
+        state.backing.insert(node, id);
+        self.store(&state);
+        Some(id)
     }
 }
 
