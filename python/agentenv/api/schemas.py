@@ -260,6 +260,5 @@ def image(row: ImageRow) -> dict[str, Any]:
         "reference": row.reference,
         "digest": row.digest,
         "createdAt": row.created.isoformat(),
-        "layers": list(row.layers),
-        **row.doc,
+        **{name: value for name, value in row.doc.items() if name != "keys"},
     }

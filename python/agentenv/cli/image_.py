@@ -34,7 +34,8 @@ def pull(
 
     Sources: [HOST/]NAME[:TAG][@DIGEST] (a registry), oci:DIR[:TAG], oci-archive:FILE,
     docker-archive:FILE[:NAME:TAG] (of `docker save`), tar:FILE, dir:DIR,
-    debootstrap:SUITE[+PKG,PKG…] (from Debian packages: no registry needed).
+    debootstrap:SUITE[+PKG,PKG…] (from Debian packages: no registry needed), store:ID (in the
+    store already: nothing is converted or downloaded).
 
     Examples: aenv image pull debian:bookworm
     aenv image pull debootstrap:bookworm+python3,procps --name base
@@ -95,7 +96,11 @@ def _report_lines(digest: str, stage: str, _done: int, total: int) -> None:
 
 
 @command.command()
-def ls(form: Output = Form.AUTO, home: Home = None) -> None:
+def ls(
+    store: Annotated[bool, typer.Option("--store", help="All in the store, of any node")] = False,
+    form: Output = Form.AUTO,
+    home: Home = None,
+) -> None:
     """List images, newest first. Example: aenv image ls"""
 
     async def work() -> list[dict[str, Any]]:
@@ -103,7 +108,8 @@ def ls(form: Output = Form.AUTO, home: Home = None) -> None:
 
         async with open_library(config.load({"home": home})) as library:
             names = await _names(library.records)
-            images = await library.catalog.list()
+            catalog = library.catalog
+            images = await (catalog.stored() if store else catalog.list())
             return [{**asdict(i), "names": names.get(i.id, [])} for i in images]
 
     found = run(work())

@@ -1,7 +1,8 @@
 """What a user may call an image by, parsed. Pure.
 
 ``[docker://][HOST[:PORT]/]NAME[:TAG][@DIGEST]``, ``oci:DIR[:TAG]``, ``oci-archive:FILE[:TAG]``,
-``docker-archive:FILE[:NAME:TAG]``, ``tar:FILE``, ``dir:DIR``, ``debootstrap:SUITE[+PKG,PKG…]``.
+``docker-archive:FILE[:NAME:TAG]``, ``tar:FILE``, ``dir:DIR``, ``debootstrap:SUITE[+PKG,PKG…]``,
+``store:ID`` (an image that another node put into the store).
 The grammar of registry references is Docker's, the transports are named as skopeo names them.
 """
 
@@ -22,6 +23,7 @@ _HOST = re.compile(
 _TAG = re.compile(r"^\w[\w.-]{0,127}$", re.ASCII)
 _DIGEST = re.compile(r"^sha256:[0-9a-f]{64}$")
 _SUITE = re.compile(r"^[a-z][a-z0-9.-]*$")
+_STORED = re.compile(r"^[0-9a-f]{20}$")
 _PACKAGE = re.compile(r"^[a-z0-9][a-z0-9+.-]+$")
 
 
@@ -65,7 +67,17 @@ class DebianImage:
         )
 
 
-ImageReference = RegistryImage | LocalImage | DebianImage
+@dataclass(frozen=True, slots=True)
+class StoreImage:
+    """An image in the block store, by its id."""
+
+    id: str
+
+    def __str__(self) -> str:
+        return f"store:{self.id}"
+
+
+ImageReference = RegistryImage | LocalImage | DebianImage | StoreImage
 LOCAL_KINDS = ("oci", "oci-archive", "docker-archive", "tar", "dir")
 
 
@@ -74,6 +86,10 @@ def parse(text: str) -> ImageReference:
     scheme, _, rest = text.partition(":")
     if scheme == "debootstrap":
         return _debian(text, rest)
+    if scheme == "store":
+        if not _STORED.match(rest):
+            raise _invalid(text, f"{rest!r} is no image id (20 hex digits)")
+        return StoreImage(rest)
     if scheme in LOCAL_KINDS:
         return _local(text, scheme, rest)
     return _registry(text, text.removeprefix("docker://"))

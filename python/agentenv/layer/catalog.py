@@ -12,7 +12,7 @@ import hashlib
 import json
 import logging
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from agentenv.concurrency import KeyedLocks
 from agentenv.errors import AgentEnvError, ImageError, NotFound, UserError
 from agentenv.host.files import file_lock, try_file_lock
 from agentenv.image.open import opened
-from agentenv.image.reference import LocalImage, parse
+from agentenv.image.reference import LocalImage, StoreImage, parse
 from agentenv.image.registry import RegistrySettings
 from agentenv.image.source import ImageSource, Report, SourceLayer, quiet
 from agentenv.layer import convert
@@ -42,6 +42,7 @@ FETCHES = 4  # layers fetched at once; registries throttle clients that ask for 
 ID_LENGTH = 20
 MAX_IMAGE = 64 << 20  # bytes of an image's record in the store
 _CONFIG = TypeAdapter(ImageConfig)
+_RECORD = TypeAdapter(dict[str, Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,24 +86,44 @@ class ImageCatalog:
         cancelled nothing is left that the next collection would not take.
         """
         reference = parse(text)
+        if isinstance(reference, StoreImage):
+            return await self._pull_stored(reference)
         try:
             async with (
                 file_lock(self._lock, LOCK, shared=True),
                 leases.hold(self.layers.objects) as lease,
                 opened(reference, self.settings, self.layers.drafts) as source,
             ):
-                row = await self._known(str(reference), source, lease)
+                row = await self._stored(image_id(str(reference), source.digest), lease)
                 if row is None:
                     await self.layers.learn()
                     parts = await self._store_layers(source, lease, report)
                     row = await self._make(str(reference), source, parts, lease)
-                lease.check()
-                await self._claims.put(row.id, row.doc["keys"])
-                await self._records.put_image(row)
-                return _image(row)
+                return await self._keep(row, lease)
         except BaseException:
             await asyncio.shield(self._clean())
             raise
+
+    async def _pull_stored(self, reference: StoreImage) -> Image:
+        async with (
+            file_lock(self._lock, LOCK, shared=True),
+            leases.hold(self.layers.objects) as lease,
+        ):
+            row = await self._stored(reference.id, lease)
+            if row is None:
+                raise NotFound(
+                    f"image {reference.id} is not in the store",
+                    fix="aenv image ls --store shows those that are",
+                    code="image_not_found",
+                )
+            return await self._keep(row, lease)
+
+    async def _keep(self, row: ImageRow, lease: Lease) -> Image:
+        image = _image(row)
+        lease.check()
+        await self._claims.put(row.id, row.doc["keys"])
+        await self._records.put_image(row)
+        return image
 
     async def _clean(self) -> None:
         try:
@@ -124,23 +145,25 @@ class ImageCatalog:
             row = await self._records.image(str(reference))
             return _image(row) if row else await self.pull(text)
 
-    async def _known(self, reference: str, source: ImageSource, lease: Lease) -> ImageRow | None:
-        """The image as another node made it, if all it needs is there to count on."""
-        key = f"image/{image_id(reference, source.digest)}"
+    async def _stored(self, image_id: str, lease: Lease) -> ImageRow | None:
+        """The image as another node made it, if all it needs is there; it stays from now on."""
+        key = f"image/{image_id}"
         await lease.use([key])
         data = await self.layers.objects.get(key, MAX_IMAGE)
         if data is None:
             return None
-        doc: dict[str, Any] = json.loads(data)
-        await lease.use(doc["keys"])
-        for needed in doc["keys"]:
+        row = _parsed(data)
+        if row is None:
+            return None  # of another version, or damaged: made again
+        await lease.use(row.doc["keys"])
+        for needed in row.doc["keys"]:
             kind, _, name = needed.partition("/")
             if kind == "first-use":
                 continue  # worth having, not needed
             there = self.layers.stays(name, lease) if kind == "layer" else self._there(needed)
             if not await there:
                 return None
-        return _row(reference, source.digest, doc)
+        return row
 
     async def _there(self, key: str) -> bool:
         return await self.layers.objects.head(key) is not None
@@ -200,6 +223,8 @@ class ImageCatalog:
             *(f"source/{name}" for name in (name, *names)),
         ]
         doc: dict[str, Any] = {
+            "reference": reference,
+            "digest": source.digest,
             "config": asdict(source.config),
             "diff_ids": list(diff_ids),
             "layers": [asdict(layer) for layer in source.layers],
@@ -208,7 +233,7 @@ class ImageCatalog:
         }
         await lease.use(doc["keys"])
         await self.layers.objects.put(f"image/{found}", json.dumps(doc).encode())
-        return _row(reference, source.digest, doc)
+        return _row(doc)
 
     async def find(self, key: str) -> Image:
         """By id, its beginning, or reference in any spelling. Raises NotFound, UserError."""
@@ -230,6 +255,16 @@ class ImageCatalog:
 
     async def list(self) -> list[Image]:
         return [_image(row) for row in await self._records.images()]
+
+    async def stored(self) -> list[Image]:
+        """Every image in the store, whoever pulled it. Raises InfraError."""
+        images: list[Image] = []
+        for entry in await self.layers.objects.list("image/"):
+            data = await self.layers.objects.get(entry.key, MAX_IMAGE)
+            if row := _parsed(data or b""):
+                made = datetime.fromtimestamp(entry.modified, UTC)
+                images.append(_image(replace(row, created=made)))
+        return images
 
     async def remove(self, image_id: str) -> None:
         """Forget an image and delete what no other needs. Raises NotFound, Conflict if in use."""
@@ -265,8 +300,19 @@ def image_id(reference: str, digest: str) -> str:
     return hashlib.sha256(f"{reference}\n{digest}".encode()).hexdigest()[:ID_LENGTH]
 
 
-def _row(reference: str, digest: str, doc: dict[str, Any]) -> ImageRow:
+def _row(doc: dict[str, Any]) -> ImageRow:
+    reference, digest = doc["reference"], doc["digest"]
     return ImageRow(image_id(reference, digest), reference, digest, datetime.now(UTC), doc)
+
+
+def _parsed(data: bytes) -> ImageRow | None:
+    """An image's record in the store; None if it is none of ours."""
+    try:
+        row = _row(_RECORD.validate_json(data))
+        _image(row)
+    except (ValidationError, KeyError, ImageError):
+        return None
+    return row
 
 
 def _image(row: ImageRow) -> Image:
@@ -274,7 +320,7 @@ def _image(row: ImageRow) -> Image:
     try:
         found = _CONFIG.validate_python(doc["config"])
         parts = tuple(Part(part["layer"], part["blocks"]) for part in doc["parts"])
-    except (ValidationError, KeyError) as error:
+    except (ValidationError, KeyError, TypeError) as error:
         raise ImageError(
             f"the record of image {row.id} is of another version", why=str(error),
             fix="pull it again", code="image_incomplete",

@@ -184,14 +184,14 @@ impl Fetcher {
 
     /// Tries each source once; what could not be had is left in the group.
     async fn attempt(&self, file: &Arc<LayerFile>, group: &mut Vec<Wanted>) -> Option<Trouble> {
-        self.from_here(file, group).await;
+        self.try_here(file, group).await;
         if group.is_empty() {
             return None;
         }
-        self.from_peers(file, group).await;
+        self.try_peers(file, group).await;
         let mut trouble = None;
         for part in groups(&file.places(), std::mem::take(group)) {
-            match self.from_store(file, part).await {
+            match self.try_store(file, part).await {
                 (left, Some(fault)) => {
                     group.extend(left);
                     trouble = Some(fault);
@@ -203,7 +203,7 @@ impl Fetcher {
     }
 
     /// What an earlier process left, and nobody verified since.
-    async fn from_here(&self, file: &Arc<LayerFile>, group: &mut Vec<Wanted>) {
+    async fn try_here(&self, file: &Arc<LayerFile>, group: &mut Vec<Wanted>) {
         let mut left = Vec::new();
         for wanted in group.drain(..) {
             let chunk = wanted.chunk;
@@ -226,7 +226,7 @@ impl Fetcher {
         *group = left;
     }
 
-    async fn from_peers(&self, file: &Arc<LayerFile>, group: &mut Vec<Wanted>) {
+    async fn try_peers(&self, file: &Arc<LayerFile>, group: &mut Vec<Wanted>) {
         let chunks: Vec<u32> = group.iter().map(|wanted| wanted.chunk).collect();
         for (chunk, plain) in self.peers.fetch(file.layer(), &chunks).await {
             let entry = file.layer().entry(chunk);
@@ -243,7 +243,7 @@ impl Fetcher {
     }
 
     /// Fetches chunks that lie close together in one pack; what is left of them, and why.
-    async fn from_store(
+    async fn try_store(
         &self,
         file: &Arc<LayerFile>,
         part: Vec<Wanted>,

@@ -70,7 +70,7 @@ fn start(options: Options) -> io::Result<()> {
         .as_ref()
         .map(std::fs::read_to_string)
         .transpose()?;
-    let peers = peers::Peers::new(&options.peers, token.clone())?;
+    let peers = peers::Peers::new(&options.peers, token.clone());
     let fetcher = Fetcher::new(objects, peers, Arc::clone(&cache));
     let state = options.state.clone();
     let registry = Arc::new(Registry::new(

@@ -12,14 +12,17 @@ use std::time::{Duration, Instant};
 
 use agentenv_blocks::layer::Layer;
 use agentenv_blocks::Id;
-use http_body_util::Full;
+use http_body_util::{BodyExt, Empty, Full, Limited};
 use hyper::body::{Bytes, Incoming};
 use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode};
-use hyper_util::rt::TokioIo;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::client::legacy::Client;
+use hyper_util::rt::{TokioExecutor, TokioIo};
 use parking_lot::Mutex;
 use tokio::net::TcpListener;
 use tokio::task::spawn_blocking;
+use tokio::time::timeout;
 
 use crate::cache::file::{buffer, Buffer};
 use crate::cache::Cache;
@@ -43,25 +46,23 @@ struct Peer {
 /// The nodes to ask.
 pub struct Peers {
     peers: Vec<Peer>,
-    client: reqwest::Client,
+    client: Client<HttpConnector, Empty<Bytes>>,
     token: String,
 }
 
 impl Peers {
-    pub fn new(urls: &[String], token: Option<String>) -> io::Result<Self> {
-        let client = reqwest::Client::builder()
-            .connect_timeout(CONNECT)
-            .timeout(ANSWER)
-            .no_proxy();
+    pub fn new(urls: &[String], token: Option<String>) -> Self {
+        let mut connector = HttpConnector::new();
+        connector.set_connect_timeout(Some(CONNECT));
         let peer = |url: &String| Peer {
             url: url.trim_end_matches('/').to_owned(),
             rests_until: Mutex::default(),
         };
-        Ok(Self {
+        Self {
             peers: urls.iter().map(peer).collect(),
-            client: client.build().map_err(io::Error::other)?,
+            client: Client::builder(TokioExecutor::new()).build(connector),
             token: token.unwrap_or_default().trim().to_owned(),
-        })
+        }
     }
 
     /// What peers have of these chunks, unverified.
@@ -104,6 +105,22 @@ impl Peers {
         peers
     }
 
+    async fn get(&self, url: &str, most: usize) -> Result<Bytes, String> {
+        let request = Request::get(url)
+            .header("authorization", format!("Bearer {}", self.token))
+            .body(Empty::new());
+        let answer = self
+            .client
+            .request(request.map_err(|error| error.to_string())?)
+            .await;
+        let answer = answer.map_err(|error| error.to_string())?;
+        if !answer.status().is_success() {
+            return Err(format!("it answered {}", answer.status()));
+        }
+        let body = Limited::new(answer.into_body(), most).collect().await;
+        Ok(body.map_err(|error| error.to_string())?.to_bytes())
+    }
+
     async fn ask(
         &self,
         peer: &Peer,
@@ -112,22 +129,12 @@ impl Peers {
     ) -> Result<Vec<(u32, Buffer)>, String> {
         let numbers: Vec<String> = chunks.iter().map(u32::to_string).collect();
         let url = format!("{}/chunks/{}/{}", peer.url, layer.id(), numbers.join(","));
-        let asked = self.client.get(url).bearer_auth(&self.token).send().await;
-        let mut answer = asked.map_err(|error| error.to_string())?;
-        if !answer.status().is_success() {
-            return Err(format!("it answered {}", answer.status()));
-        }
         let most: usize = chunks
             .iter()
             .map(|chunk| 8 + layer.entry(*chunk).bytes())
             .sum();
-        let mut bytes = Vec::new();
-        while let Some(part) = answer.chunk().await.map_err(|error| error.to_string())? {
-            if bytes.len() + part.len() > most {
-                return Err("it answered more than was asked for".into());
-            }
-            bytes.extend_from_slice(&part);
-        }
+        let bytes = timeout(ANSWER, self.get(&url, most)).await;
+        let bytes = bytes.map_err(|_| "it does not answer")??;
         unpack(layer, chunks, &bytes).ok_or_else(|| "its answer makes no sense".into())
     }
 }
