@@ -26,8 +26,9 @@ async def bucket():
 
 
 @pytest.fixture(scope="module")
-def node(scratch, server, bucket):
-    """A node of its own on the bucket, which holds what the session's server pulled."""
+def node(scratch, server, bucket, wanted):
+    """A node of its own on the bucket, which holds what the session's server pulled. That has done
+    what it does for ``wanted`` by now, so what is counted here is this node's."""
     before = HostObjects.now()
     environ = {
         **bucket.keys,
