@@ -74,6 +74,10 @@ class Store:
     def __post_init__(self) -> None:
         self.objects = _core.Objects(self.url)
 
+    def file(self, kind: str, name: str) -> Path:
+        """Where a store in a directory has an object."""
+        return Path(self.url) / kind / name[:2] / name
+
     def write(self, content: dict[int, bytes | None], blocks: int, window: int = 0) -> Layer:
         source, pack = self.scratch / "source", self.scratch / "pack"
         spans = list[tuple[int, int, int]]()

@@ -140,7 +140,7 @@ async def test_an_open_file_outlives_its_holders_and_a_restart(server: BlockServ
 
 
 async def test_what_cannot_be_opened_is_refused_and_leaves_nothing(
-    server: BlockServer, store: Store, folder: Path
+    server: BlockServer, store: Store
 ):
     layer = store.write(noise(1, 8), 8)
     with pytest.raises(ImageError) as caught:
@@ -149,7 +149,7 @@ async def test_what_cannot_be_opened_is_refused_and_leaves_nothing(
     for blocks, ids in ((7, [(layer.id, 0)]), (8, [("x", 0)]), (8, [(layer.id, 1)])):
         with pytest.raises(InfraError):
             await server.client.open_stack(blocks, ids, "one")
-    table = folder / "store" / "layer" / store.write(noise(2, 8), 8).id
+    table = store.file("layer", store.write(noise(2, 8), 8).id)
     table.write_bytes(table.read_bytes()[:-1] + b"!")
     with pytest.raises(InfraError):
         await server.client.open_stack(8, [(table.name, 0)], "one")
