@@ -9,11 +9,13 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+from tests.waiting import until
 
 from agentenv import _core
 from agentenv.errors import InfraError
@@ -219,9 +221,11 @@ async def block_folder() -> AsyncGenerator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="aenv-b-", dir="/var/tmp"))
     try:
         yield folder
-        left = [line for line in Path("/proc/mounts").read_text().splitlines() if str(folder) in line]
+        left = [
+            line for line in Path("/proc/mounts").read_text().splitlines() if str(folder) in line
+        ]
         assert not left, left
-        assert not _processes_of(folder)
+        until(lambda: not _processes_of(folder))
     finally:
         shutil.rmtree(folder)
 
@@ -270,3 +274,23 @@ async def block_server(
         raise
     finally:
         await server.close()
+
+
+async def settled(server: BlockServer) -> dict[str, Any]:
+    """Statistics once nothing is on its way."""
+    async with asyncio.timeout(20):
+        while (stats := await server.client.stats())["under_way"]:
+            await asyncio.sleep(0.01)
+    return stats
+
+
+@contextmanager
+def small_disk(path: Path, size: int) -> Iterator[Path]:
+    """A file system of so many bytes."""
+    path.mkdir(parents=True)
+    argv = ("mount", "-t", "tmpfs", "-o", f"size={size}", "aenv-test", str(path))
+    subprocess.run(argv, check=True)
+    try:
+        yield path
+    finally:
+        subprocess.run(("umount", str(path)), check=True)

@@ -25,7 +25,7 @@ const MOST_AT_ONCE: u64 = 2 << 20;
 const GAP: u64 = 64 << 10;
 /// Plain KiB on their way at once, of what somebody waits for and of what may be wanted.
 const ROOM_KIB: usize = 64 << 10;
-const AHEAD_ROOM_KIB: usize = 16 << 10;
+const AHEAD_ROOM_KIB: usize = 8 << 10;
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 /// So many failures in a row make a trouble a lasting one, if it is of that kind.

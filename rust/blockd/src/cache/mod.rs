@@ -40,8 +40,6 @@ pub struct Bounds {
 const SLACK: u64 = 64;
 /// How the ending of a table in the making begins.
 const DRAFT: &str = "draft-";
-/// Bytes stored between two looks at the file system's free space.
-const LOOK_EVERY: u64 = 16 << 20;
 
 #[derive(Default, Debug, Serialize)]
 pub struct Counters {
@@ -59,7 +57,6 @@ pub struct Cache {
     state: Mutex<State>,
     /// One eviction at a time.
     evicting: Mutex<()>,
-    unlooked: AtomicU64,
     drafts: AtomicU64,
     pub counters: Counters,
 }
@@ -104,7 +101,6 @@ impl Cache {
             bounds,
             state: Mutex::default(),
             evicting: Mutex::default(),
-            unlooked: AtomicU64::new(0),
             drafts: AtomicU64::new(0),
             counters: Counters::default(),
         };
@@ -253,7 +249,6 @@ impl Cache {
             return;
         }
         self.counters.unkept.fetch_add(1, Ordering::Relaxed);
-        self.unlooked.store(LOOK_EVERY, Ordering::Relaxed); // the disk may be full
     }
 
     /// Whether so many bytes more have room, by taking others' if need be.
@@ -269,16 +264,8 @@ impl Cache {
 
     fn lacking(&self, bytes: u64) -> u64 {
         let over = (self.bytes() + bytes).saturating_sub(self.bounds.size);
-        let unlooked = self.unlooked.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        if unlooked < LOOK_EVERY && over == 0 && bytes > 0 {
-            return 0;
-        }
         let free = rustix::fs::statvfs(&self.dir).map_or(u64::MAX, |fs| fs.f_bavail * fs.f_frsize);
-        let short = (self.bounds.free + bytes).saturating_sub(free);
-        if short == 0 {
-            self.unlooked.store(0, Ordering::Relaxed);
-        }
-        over.max(short)
+        over.max((self.bounds.free + bytes).saturating_sub(free))
     }
 
     fn evict(&self, wanted: u64) -> u64 {
