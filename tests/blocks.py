@@ -15,14 +15,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tests.waiting import until
-
 from agentenv import _core
 from agentenv.errors import InfraError
 from agentenv.host import fuse
 from agentenv.host.process import ProcessSpec
 from agentenv.host.supervised import SupervisedLauncher
 from agentenv.layer.blockd import DISK, BlockClient, BlockServerOptions, blockd_argv
+from tests.waiting import until
 
 BLOCK = 4096
 ROOT = Path(__file__).parents[1]
@@ -143,7 +142,7 @@ class BlockServer:
             os.set_inheritable(FD, True)
 
         with (self.folder / "log").open("ab") as log:
-            self.process = subprocess.Popen(  # noqa: S603
+            self.process = subprocess.Popen(
                 argv, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 preexec_fn=give, pass_fds=(FD,),
             )  # fmt: skip
@@ -270,7 +269,7 @@ async def block_server(
         await asyncio.to_thread(fuse.raise_read_ahead, mount)
         yield server
     except BaseException:
-        print(server.log)  # noqa: T201 - pytest shows it with the failure
+        print(server.log)
         raise
     finally:
         await server.close()

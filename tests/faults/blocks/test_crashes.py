@@ -14,6 +14,14 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from agentenv import _core
+from agentenv.errors import InfraError
+from agentenv.layer.blockd import MEMORY
+from agentenv.store.claims import Claims
+from agentenv.store.collection import Collection
+from agentenv.store.drafts import Drafts
+from agentenv.store.objects import CoreObjects
+from agentenv.store.sql import SqlRecords
 from tests.blocks import (
     BLOCK,
     NAME,
@@ -26,15 +34,6 @@ from tests.blocks import (
     noise,
     settled,
 )
-
-from agentenv import _core
-from agentenv.errors import InfraError
-from agentenv.layer.blockd import MEMORY
-from agentenv.store.claims import Claims
-from agentenv.store.collection import Collection
-from agentenv.store.drafts import Drafts
-from agentenv.store.objects import CoreObjects
-from agentenv.store.sql import SqlRecords
 
 # Compares what it reads with a plain file until its input ends; a line for the number of rounds.
 READER = """

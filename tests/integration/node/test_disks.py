@@ -2,10 +2,11 @@
 
 import subprocess
 
+from tests.blocks import block_folder, block_server
 from tests.contract.store.homes import home_on
 
 from agentenv.engine.qemu import disk
-from agentenv.layer.layers import BLOCK, DISK_WINDOW, Part
+from agentenv.layer.layers import BLOCK, DISK_WINDOW
 from agentenv.store import lease as leases
 
 SIZE_MIB = 64
@@ -23,6 +24,7 @@ async def write(home, path, spans):
 
 
 async def test_a_written_disk_is_its_blank_with_a_layer_over_it(tmp_path):
+    """Through the block server, as another node would read it, and by QEMU's own account."""
     blank = tmp_path / "blank"
     blank.touch()
     await disk.make_blank(blank, SIZE_MIB)
@@ -30,35 +32,24 @@ async def test_a_written_disk_is_its_blank_with_a_layer_over_it(tmp_path):
     assert sum(count for _, count, _ in spans) * BLOCK < 8 << 20  # sparse: most is nowhere
     overlay = tmp_path / "disk.qcow2"
     await disk.make(tmp_path, overlay, SIZE_MIB, 0)
-    qemu_io(overlay, "write -P 0x11 1M 3M", "write -P 0x22 20000k 4k", "write -P 0 8M 1M")
-    async with home_on(str(tmp_path / "store"), tmp_path / "home") as home:
+    written = ("write -P 0x11 1M 3M", "write -P 0x22 20000k 4k", "write -P 0 5M 1M")
+    qemu_io(overlay, *written, "discard 0 64k", "write -P 0x33 9M 64k", "discard 9M 64k")
+    async with (
+        home_on(str(tmp_path / "store"), tmp_path / "home") as home,
+        block_folder() as folder,
+        block_server(folder, str(tmp_path / "store")) as server,
+    ):
         below = await write(home, blank, spans)
-        sealed = await write(home, overlay, await disk.written_spans(overlay))
-        found = await flat(home, [below, sealed], tmp_path / "flat")
-        table = await home.layers.table(sealed.layer)
-        assert table.data_bytes < 4 << 20
-    wanted = tmp_path / "wanted"
-    words = ("-f", "qcow2", "-O", "raw", "--image-opts")
-    source = (
-        f"driver=qcow2,file.filename={overlay},backing.driver=raw,backing.file.filename={blank}"
-    )
-    subprocess.run(["qemu-img", "convert", *words[2:], source, wanted], check=True)
-    assert found.read_bytes() == wanted.read_bytes()
-
-
-async def flat(home, layers: list[Part], path):
-    """Layers over one another, the last on top: holes let through what lies below."""
-    content = bytearray(BLOCKS * BLOCK)
-    for part in layers:
-        one = path.with_name("one")
-        one.unlink(missing_ok=True)
-        await home.layers.unpack([part], one)
-        data = one.read_bytes()
-        for first, count, _ in disk.data_spans(one):
-            at = slice(first * BLOCK, (first + count) * BLOCK)
-            content[at] = data[at]
-    path.write_bytes(content)
-    return path
+        above = await write(home, overlay, await disk.written_spans(overlay))
+        assert (await home.layers.table(above.layer)).data_bytes <= 3 << 20 | 64 << 10
+        layers = [(below.layer, 0), (above.layer, 0)]
+        found = (await server.client.open_stack(BLOCKS, layers, "test")).read_bytes()
+    both = f"driver=qcow2,file.filename={overlay},backing.driver=raw,backing.file.filename={blank}"
+    words = ("qemu-img", "convert", "--image-opts", both, "-O", "raw", tmp_path / "wanted")
+    subprocess.run(words, check=True)
+    assert found == (tmp_path / "wanted").read_bytes()
+    assert found[1 << 20 : 4 << 20] == b"\x11" * (3 << 20)
+    assert not any(found[9 << 20 : (9 << 20) + (64 << 10)])
 
 
 async def test_equal_sizes_make_equal_blanks(tmp_path):
