@@ -15,19 +15,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tests.waiting import until
-
 from agentenv import _core
 from agentenv.errors import InfraError
 from agentenv.host import fuse
 from agentenv.host.process import ProcessSpec
 from agentenv.host.supervised import SupervisedLauncher
 from agentenv.layer.blockd import DISK, BlockClient, BlockServerOptions, blockd_argv
+from tests.waiting import until
 
 BLOCK = 4096
 ROOT = Path(__file__).parents[1]
 PROGRAM = ROOT / "target/release/agentenv-blockd"
-FD = 3
+FD = 3  # in a supervised server
 NAME = "blockd"
 MIB = 1 << 20
 
@@ -134,19 +133,17 @@ class BlockServer:
 
     async def start(self, **changed: Any) -> None:
         self.options = replace(self.options, **changed)
-        argv = blockd_argv(self.options, FD)
+        argv = blockd_argv(self.options, self.fd)
         environment = os.environ | {"AENV_RESTARTS": str(self.starts)}
-        fd = self.fd
-
-        def give() -> None:  # dup2 onto itself would leave it close-on-exec
-            os.dup2(fd, FD)
-            os.set_inheritable(FD, True)
-
         with (self.folder / "log").open("ab") as log:
-            self.process = subprocess.Popen(  # noqa: S603
-                argv, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                preexec_fn=give, pass_fds=(FD,),
-            )  # fmt: skip
+            self.process = subprocess.Popen(
+                argv,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=(self.fd,),
+            )
         self.starts += 1
         await self.answering()
 
@@ -270,7 +267,7 @@ async def block_server(
         await asyncio.to_thread(fuse.raise_read_ahead, mount)
         yield server
     except BaseException:
-        print(server.log)  # noqa: T201 - pytest shows it with the failure
+        print(server.log)
         raise
     finally:
         await server.close()

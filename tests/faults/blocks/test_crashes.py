@@ -14,6 +14,14 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from agentenv import _core
+from agentenv.errors import InfraError
+from agentenv.layer.blockd import MEMORY
+from agentenv.store.claims import Claims
+from agentenv.store.collection import Collection
+from agentenv.store.drafts import Drafts
+from agentenv.store.objects import CoreObjects
+from agentenv.store.sql import SqlRecords
 from tests.blocks import (
     BLOCK,
     NAME,
@@ -26,15 +34,6 @@ from tests.blocks import (
     noise,
     settled,
 )
-
-from agentenv import _core
-from agentenv.errors import InfraError
-from agentenv.layer.blockd import MEMORY
-from agentenv.store.claims import Claims
-from agentenv.store.collection import Collection
-from agentenv.store.drafts import Drafts
-from agentenv.store.objects import CoreObjects
-from agentenv.store.sql import SqlRecords
 
 # Compares what it reads with a plain file until its input ends; a line for the number of rounds.
 READER = """
@@ -212,6 +211,33 @@ async def test_garbage_on_the_control_socket(folder: Path, store: Store):
         _, writer = await asyncio.open_unix_connection(str(server.options.control))
         writer.write(b'{"id":1,"op":"st')  # and hangs up
         writer.close()
+        assert (await server.client.stats())["stacks"] == 0
+
+
+async def test_changed_requests_on_one_connection(folder: Path, store: Store):
+    rng = random.Random(2)
+    layer = store.write(noise(1, 8), 8)
+    stack = {"blocks": 8, "layers": [[layer.id, 0]], "kind": "disk"}
+    seeds = [
+        {"op": "open", "args": {"holder": "a", "stack": stack}},
+        {"op": "prefetch", "args": {"stack": "0" * 64, "chunks": [[0, 1], [2, 3]]}},
+        {"op": "keep_only", "args": {"holders": ["a", "b"]}},
+        {"op": "first_use", "args": {"stack": "0" * 64}},
+        {"op": "faults", "args": {"version": 7, "timeout": 0}},
+    ]
+    async with block_server(folder, store.url) as server:
+        reader, writer = await asyncio.open_unix_connection(str(server.options.control))
+        for number in range(1500):
+            line = bytearray(json.dumps({"id": number, **rng.choice(seeds)}).encode())
+            for _ in range(rng.randint(1, 4)):
+                at = rng.randrange(len(line))
+                line[at : at + rng.randint(0, 3)] = rng.choice(
+                    (b"9", b"-", b'"', b"]", b"\xff", b"")
+                )
+            writer.write(bytes(line) + b"\n")
+            json.loads(await asyncio.wait_for(reader.readline(), 10))
+        writer.close()
+        await server.client.keep_only(set())
         assert (await server.client.stats())["stacks"] == 0
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from tests.blocks import Layer, Store, block_server, noise, settled
 from tests.s3 import free_port
 
@@ -95,11 +96,11 @@ def false_peer(answer: Answer) -> Iterator[tuple[str, list[str]]]:
     asked = list[str]()
 
     class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:  # noqa: N802
+        def do_GET(self) -> None:
             asked.append(self.path)
             answer(self)
 
-        def log_message(self, format: str, *args: object) -> None: ...  # noqa: A002
+        def log_message(self, format: str, *args: object) -> None: ...
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True

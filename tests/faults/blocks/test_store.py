@@ -13,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from agentenv.layer.blockd import DISK, MEMORY, Fault
 from tests.blocks import (
     BLOCK,
     BlockServer,
@@ -26,8 +28,6 @@ from tests.blocks import (
 )
 from tests.proxy import proxy
 from tests.s3 import s3_server
-
-from agentenv.layer.blockd import DISK, MEMORY, Fault
 
 BLOCKS = 96  # three chunks
 
@@ -139,7 +139,7 @@ async def test_who_waits_for_memory_can_be_killed(folder: Path, store: Store, wa
         path, wanted = await server.open([layer], "guest", MEMORY)
         mend = hide(store.file("pack", layer.pack))
         argv = (sys.executable, "-c", WAITER, str(path), way)
-        with subprocess.Popen(argv, stdout=subprocess.PIPE) as waiter:  # noqa: ASYNC220
+        with subprocess.Popen(argv, stdout=subprocess.PIPE) as waiter:
             assert waiter.stdout and waiter.stdout.readline() == b"here\n"
             (fault,) = await told(server, bool)
             assert not fault.failed
@@ -294,7 +294,7 @@ async def test_a_map_is_filled_when_the_store_is_back(folder: Path, store: Store
         path, wanted = await server.open([layer], "guest", MEMORY)
         mend = hide(store.file("pack", layer.pack))
         argv = (sys.executable, "-c", WAITER, str(path), "fault")
-        with subprocess.Popen(argv, stdout=subprocess.PIPE) as waiter:  # noqa: ASYNC220
+        with subprocess.Popen(argv, stdout=subprocess.PIPE) as waiter:
             await told(server, bool)
             assert waiter.poll() is None
             mend()
