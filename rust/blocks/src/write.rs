@@ -23,8 +23,8 @@ const ZERO: [u8; BLOCK] = [0; BLOCK];
 pub struct Span {
     pub first: u32,
     pub count: u32,
-    /// Byte offset in the source.
-    pub offset: u64,
+    /// Byte offset in the source; None: they are zeroes.
+    pub offset: Option<u64>,
 }
 
 /// A layer and what writing it took.
@@ -62,11 +62,15 @@ pub fn write<W: Write, K: FnMut(&[Id]) -> io::Result<Vec<Known>>>(
     };
     let mut buffer = vec![0; READ];
     for span in spans {
+        let Some(offset) = span.offset else {
+            shape.zeroes(span.first, span.count);
+            continue;
+        };
         let mut done = 0;
         while done < span.count {
             let count = (span.count - done).min((READ / BLOCK) as u32);
             let bytes = &mut buffer[..count as usize * BLOCK];
-            source.read_exact_at(bytes, span.offset + u64::from(done) * BLOCK as u64)?;
+            source.read_exact_at(bytes, offset + u64::from(done) * BLOCK as u64)?;
             for (number, block) in bytes.chunks_exact(BLOCK).enumerate() {
                 shape.take(span.first + done + number as u32, block, &mut work)?;
             }
@@ -85,12 +89,20 @@ struct Shape {
 }
 
 impl Shape {
+    fn zeroes(&mut self, first: u32, count: u32) {
+        self.extend(first, count, true);
+    }
+
+    fn extend(&mut self, at: u32, more: u32, zero: bool) {
+        match self.extents.last_mut() {
+            Some((first, count, was)) if *was == zero && *first + *count == at => *count += more,
+            _ => self.extents.push((at, more, zero)),
+        }
+    }
+
     fn take(&mut self, at: u32, block: &[u8], work: &mut impl Sink) -> io::Result<()> {
         let zero = block == ZERO;
-        match self.extents.last_mut() {
-            Some((first, count, was)) if *was == zero && *first + *count == at => *count += 1,
-            _ => self.extents.push((at, 1, zero)),
-        }
+        self.extend(at, 1, zero);
         if zero {
             return Ok(());
         }
@@ -237,7 +249,7 @@ mod tests {
         [Span {
             first: 0,
             count: blocks as u32,
-            offset: 0,
+            offset: Some(0),
         }]
     }
 
@@ -361,12 +373,12 @@ mod tests {
             Span {
                 first: 5,
                 count: 4,
-                offset: 10 * BLOCK as u64,
+                offset: Some(10 * BLOCK as u64),
             },
             Span {
                 first: 100,
                 count: 2,
-                offset: 0,
+                offset: Some(0),
             },
         ];
         let mut pack = Vec::new();
@@ -387,7 +399,7 @@ mod tests {
             [Span {
                 first: 0,
                 count: 21,
-                offset: 0,
+                offset: Some(0),
             }],
         );
         assert!(write(
@@ -399,6 +411,32 @@ mod tests {
             Vec::new()
         )
         .is_err());
+    }
+
+    #[test]
+    fn zeroes_need_no_source() {
+        let spans = [
+            Span {
+                first: 3,
+                count: 2,
+                offset: None,
+            },
+            Span {
+                first: 5,
+                count: 1,
+                offset: Some(0),
+            },
+        ];
+        let cut = Cut::Fixed(16);
+        let source = file(&noise(8, 1));
+        let written = write(&source, 9, &spans, cut, nothing_known, Vec::new()).unwrap();
+        let found: Vec<_> = written
+            .layer
+            .extents()
+            .iter()
+            .map(|e| (e.first, e.count, e.zero))
+            .collect();
+        assert_eq!(found, [(3, 2, true), (5, 1, false)]);
     }
 
     #[test]
