@@ -26,7 +26,7 @@ from tests.waiting import until
 BLOCK = 4096
 ROOT = Path(__file__).parents[1]
 PROGRAM = ROOT / "target/release/agentenv-blockd"
-FD = 3
+FD = 3  # in a supervised server
 NAME = "blockd"
 MIB = 1 << 20
 
@@ -133,19 +133,17 @@ class BlockServer:
 
     async def start(self, **changed: Any) -> None:
         self.options = replace(self.options, **changed)
-        argv = blockd_argv(self.options, FD)
+        argv = blockd_argv(self.options, self.fd)
         environment = os.environ | {"AENV_RESTARTS": str(self.starts)}
-        fd = self.fd
-
-        def give() -> None:  # dup2 onto itself would leave it close-on-exec
-            os.dup2(fd, FD)
-            os.set_inheritable(FD, True)
-
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(
-                argv, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                preexec_fn=give, pass_fds=(FD,),
-            )  # fmt: skip
+                argv,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=(self.fd,),
+            )
         self.starts += 1
         await self.answering()
 

@@ -337,7 +337,9 @@ impl Fetcher {
 fn settle(file: &LayerFile) {
     if let Err(error) = file.settle() {
         let id = file.layer().id();
-        log::line(format_args!("layer {id} is whole, which cannot be said: {error}"));
+        log::line(format_args!(
+            "layer {id} is whole, which cannot be said: {error}"
+        ));
     }
 }
 
@@ -362,8 +364,7 @@ fn groups(places: &Layer, wanted: Vec<Wanted>) -> Vec<Vec<Wanted>> {
         for one in of_pack {
             let at = places.place(one.chunk).offset;
             let end = end_of(places, one.chunk);
-            let near =
-                behind.is_some_and(|behind: u64| {
+            let near = behind.is_some_and(|behind: u64| {
                 at <= behind.saturating_add(GAP) && end - begin <= MOST_AT_ONCE
             });
             match groups.last_mut().filter(|_| near) {

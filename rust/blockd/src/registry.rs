@@ -198,10 +198,7 @@ impl Registry {
             mode: before.mode,
         };
         self.save(&held).inspect_err(|_| {
-            stack
-                .files
-                .iter()
-                .for_each(|file| self.cache.release(file));
+            stack.files.iter().for_each(|file| self.cache.release(file));
         })?;
         stack.files.iter().for_each(|file| file.pin());
         state.by_name.insert(id.to_string(), node);
@@ -361,7 +358,10 @@ impl Registry {
 
     fn save_or_tell(&self, held: &Held) {
         if let Err(error) = self.save(held) {
-            log::line(format_args!("stack {} is not saved: {error}", held.stack.id));
+            log::line(format_args!(
+                "stack {} is not saved: {error}",
+                held.stack.id
+            ));
         }
     }
 }

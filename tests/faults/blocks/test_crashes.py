@@ -214,6 +214,33 @@ async def test_garbage_on_the_control_socket(folder: Path, store: Store):
         assert (await server.client.stats())["stacks"] == 0
 
 
+async def test_changed_requests_on_one_connection(folder: Path, store: Store):
+    rng = random.Random(2)
+    layer = store.write(noise(1, 8), 8)
+    stack = {"blocks": 8, "layers": [[layer.id, 0]], "kind": "disk"}
+    seeds = [
+        {"op": "open", "args": {"holder": "a", "stack": stack}},
+        {"op": "prefetch", "args": {"stack": "0" * 64, "chunks": [[0, 1], [2, 3]]}},
+        {"op": "keep_only", "args": {"holders": ["a", "b"]}},
+        {"op": "first_use", "args": {"stack": "0" * 64}},
+        {"op": "faults", "args": {"version": 7, "timeout": 0}},
+    ]
+    async with block_server(folder, store.url) as server:
+        reader, writer = await asyncio.open_unix_connection(str(server.options.control))
+        for number in range(1500):
+            line = bytearray(json.dumps({"id": number, **rng.choice(seeds)}).encode())
+            for _ in range(rng.randint(1, 4)):
+                at = rng.randrange(len(line))
+                line[at : at + rng.randint(0, 3)] = rng.choice(
+                    (b"9", b"-", b'"', b"]", b"\xff", b"")
+                )
+            writer.write(bytes(line) + b"\n")
+            json.loads(await asyncio.wait_for(reader.readline(), 10))
+        writer.close()
+        await server.client.keep_only(set())
+        assert (await server.client.stats())["stacks"] == 0
+
+
 async def test_an_open_stack_follows_its_chunks_to_another_pack(folder: Path, store: Store):
     dead = noise(1, 600)
     live = {block: dead[block] for block in range(64, 128)}
