@@ -173,7 +173,14 @@ async def open_node(config: Config, *, serve: bool = True) -> AsyncGenerator[Nod
     async with AsyncExitStack() as held:
         library = await held.enter_async_context(open_library(config))
         records, catalog = library.records, library.catalog
-        roots = Roots(catalog, library.layers, library.claims, block_server.client)
+        roots = Roots(
+            catalog,
+            library.layers,
+            library.claims,
+            block_server.client,
+            notes=folders.disks,
+            store=config.store_url,
+        )
         ground = NodeGround(
             engine=engine,
             records=records,

@@ -242,9 +242,7 @@ def judge_block_server(kernel: probe.Kernel) -> Finding:
         oldest = ".".join(map(str, RESENDING_KERNEL))
         found = f"Linux {release} does not deliver reads again that a dead block server had"
         return Finding("block server", "warn", found, f"Linux {oldest} does, and is faster")
-    return Finding(
-        "block server", "ok", f"Linux {release}: reads outlive it"
-    )
+    return Finding("block server", "ok", f"Linux {release}: reads outlive it")
 
 
 def judge_store(url: str, error: AgentEnvError | None) -> Finding:

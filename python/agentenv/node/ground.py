@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 from agentenv.concurrency import Tasks
 from agentenv.engine.contract import Engine, FlatSource
 from agentenv.engine.qemu import disk
+from agentenv.errors import InfraError
 from agentenv.layer.catalog import ImageCatalog
 from agentenv.node.data_plane import DataPlane
 from agentenv.node.edge import Resolver, Route
@@ -19,6 +21,8 @@ from agentenv.sandbox.ground import Place
 from agentenv.sandbox.network import Policy
 from agentenv.sandbox.record import SandboxInfo, to_row
 from agentenv.store.records import Records
+
+log = logging.getLogger(__name__)
 
 DNS_PORT = 53
 # What a sandbox reads in its first seconds is worth having at once on another node.
@@ -143,4 +147,7 @@ class NodeGround:
                     await asyncio.to_thread(shutil.rmtree, folder)
         await self._slots.start(in_use)
         await self._roots.keep_only(owned)
-        await self._catalog.sweep()
+        try:
+            await self._catalog.sweep()
+        except InfraError as error:  # what is cached can be used while the store is away
+            log.warning("the store is not cleaned now: %s", error.message)

@@ -148,6 +148,22 @@ def test_a_killed_block_server_is_back_before_the_sandbox_notices(node, made, wa
     node.cli("kill", other, check=True)
 
 
+def test_what_is_cached_starts_while_the_store_is_away(node, bucket, made):
+    """The server too: it was stopped, and comes up without the store."""
+    bucket.kill()
+    try:
+        node.kill()
+        node.start()
+        assert node.cli("exec", made, "--", "echo", "on", check=True).stdout == b"on\n"
+        other = node.create("base")["sandboxID"]
+        assert node.cli("exec", other, "--", "echo", "on", check=True).stdout == b"on\n"
+        node.cli("kill", other, check=True)
+        done = node.cli("store", "stats")
+        assert done.returncode == 71 and b"Traceback" not in done.stderr
+    finally:
+        bucket.start()
+
+
 def test_a_restart_of_the_server_does_not_touch_it(node, made, wanted):
     pid = blockd_pid(node)
     node.kill()
