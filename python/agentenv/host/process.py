@@ -187,6 +187,23 @@ def cpu_seconds(pid: int) -> float | None:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def command_line(pid: int) -> tuple[str, ...]:
+    """What a process was started as; () if it is gone."""
+    try:
+        raw = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return ()
+    return tuple(raw.decode(errors="replace").rstrip("\0").split("\0"))
+
+
+def replaced(pid: int) -> bool:
+    """Whether the program's file is another one by now than the one that runs."""
+    try:
+        return str(Path(f"/proc/{pid}/exe").readlink()).endswith(" (deleted)")
+    except OSError:
+        return False
+
+
 def start_time(pid: int) -> int | None:
     """Field 22 of /proc/PID/stat; None if there is no such process or it is a zombie."""
     try:

@@ -32,6 +32,7 @@ from agentenv.node.ground import Folders, NodeGround
 from agentenv.node.node import Node
 from agentenv.node.roots import Roots
 from agentenv.node.slots import SlotConfig, SlotPool
+from agentenv.sandbox.state import State
 from agentenv.store.claims import Claims
 from agentenv.store.collection import Collection
 from agentenv.store.drafts import Drafts
@@ -192,17 +193,19 @@ async def open_node(config: Config, *, serve: bool = True) -> AsyncGenerator[Nod
             name_servers=await asyncio.to_thread(_name_servers, config),
         )
         node = Node(config, records, catalog, ground, block_server)
-        empty = False
+        # A start that fails before it has looked must not take away what sandboxes run on.
+        occupied = any(row.state != State.ENDED for row in await records.sandboxes())
         try:
             await launcher.ensure()
-            await block_server.start()
+            storage_is_new = await block_server.start()
             if serve:
                 await data_plane.start()
                 await engine.prepare()
-            await node.start()
+            await node.start(storage_lost=storage_is_new)
+            occupied = False
             yield node
         finally:
-            empty = await node.close()
+            empty = await node.close() and not occupied
             await ground.close()
             await block_server.close(everything=empty)
             await data_plane.close(everything=empty)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import os
 import shutil
@@ -17,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from agentenv.concurrency import Tasks
-from agentenv.errors import InfraError, NotFound
+from agentenv.errors import Conflict, InfraError, NotFound
 from agentenv.host import fuse
-from agentenv.host.process import Launcher, ProcessSpec
+from agentenv.host.process import Launcher, ProcessSpec, command_line, replaced
 from agentenv.layer.blockd import BlockClient, BlockServerOptions, Fault, blockd_argv
 
 log = logging.getLogger(__name__)
@@ -31,12 +32,24 @@ ASK_AGAIN = 1.0  # seconds after a question that failed
 LONG_POLL = 60.0
 MOUNT_MODE = 0o711
 
+# Seconds in which a server that has ended for good is told from one in a pause before its restart.
+ABOUT_TO_START = 0.2
+ADOPT = "--adopt"  # the mount was served before
+
 Recovered = Callable[[set[str]], Awaitable[None]]
+Lost = Callable[[], Awaitable[None]]
+
+
+def _option(argv: tuple[str, ...], name: str) -> str | None:
+    return next((value for word, value in itertools.pairwise(argv) if word == name), None)
 
 
 class BlockServer:
-    """``start`` first, ``close`` last. ``recovered`` is told the holders whose reads failed and
-    come through again."""
+    """``start`` first, ``close`` last.
+
+    ``recovered`` is told the holders whose reads failed and come through again, ``lost`` when no
+    file can be read any more that was opened before.
+    """
 
     def __init__(self, options: BlockServerOptions, mount: Path, launcher: Launcher) -> None:
         self._options, self._mount, self._launcher = options, mount, launcher
@@ -45,13 +58,55 @@ class BlockServer:
         self._tasks = Tasks()
         self._faults: list[Fault] = []
 
-    async def start(self) -> None:
-        """Take over the server that runs, or bring one up. Raises InfraError."""
-        status = await self._launcher.status(NAME)
-        if status is None or not status.running:
+    async def start(self) -> bool:
+        """Take over the server that runs, or bring one up; whether that was needed: then no file
+        of an earlier one can be read any more. Raises InfraError, Conflict (``store_in_use``)."""
+        fresh = await self._gone()
+        if fresh:
             await self._bring_up()
+        else:
+            await self._answering()
+            await self._renew()
         await self._answering()
         await asyncio.to_thread(fuse.raise_read_ahead, self._mount)
+        return fresh
+
+    async def _gone(self) -> bool:
+        """Whether there is no server, and none is about to be started again."""
+        status = await self._launcher.status(NAME)
+        if status is None or status.running:
+            return status is None
+        with contextlib.suppress(NotFound, TimeoutError):
+            async with asyncio.timeout(ABOUT_TO_START):
+                await self._launcher.wait(NAME)
+                return True
+        return False
+
+    async def _renew(self) -> None:
+        """Have one of other options, or of an older program, followed by one on its mount."""
+        status = await self._launcher.status(NAME)
+        running = command_line(status.pid) if status else ()
+        wanted = blockd_argv(self._options, FD)
+        same = tuple(word for word in running if word != ADOPT) == wanted
+        if same and status and not replaced(status.pid):
+            return
+        store = _option(running, "--store")
+        if store != self._options.store and (await self.client.stats())["stacks"]:
+            raise Conflict(
+                "sandboxes of this home run on another store",
+                why=f"they read from {store}",
+                fix="start the server on that one, or end them: aenv down",
+                code="store_in_use",
+            )
+        log.info("the block server is followed by a new one")
+        await self._end()
+        spec = ProcessSpec(name=NAME, argv=(*wanted, ADOPT), log=self._log, restart=True)
+        await self._launcher.launch(spec)
+
+    async def _end(self) -> None:
+        await self._launcher.stop(NAME)
+        with contextlib.suppress(NotFound):
+            await self._launcher.wait(NAME)
 
     async def _bring_up(self) -> None:
         options = self._options
@@ -87,10 +142,10 @@ class BlockServer:
                 code="block_server_down",
             ) from None
 
-    def watch(self, recovered: Recovered) -> None:
-        self._tasks.start(self._follow(recovered), "watch block server")
+    def watch(self, recovered: Recovered, lost: Lost) -> None:
+        self._tasks.start(self._follow(recovered, lost), "watch block server")
 
-    async def _follow(self, recovered: Recovered) -> None:
+    async def _follow(self, recovered: Recovered, lost: Lost) -> None:
         version, failed = -1, set[str]()
         while True:
             try:
@@ -100,6 +155,7 @@ class BlockServer:
                 log.warning("%s: %s", error.message, error.why)
                 version = -1
                 await asyncio.sleep(ASK_AGAIN)
+                await self._return(lost)
                 continue
             now = {holder for fault in self._faults if fault.failed for holder in fault.holders}
             for fault in self._faults:
@@ -107,6 +163,17 @@ class BlockServer:
             if back := failed - now:
                 await recovered(back)
             failed = now
+
+    async def _return(self, lost: Lost) -> None:
+        """If it died together with the supervisor, nobody starts it again but us."""
+        try:
+            await self._launcher.ensure()
+            if await self._gone():
+                log.error("block server and supervisor died together; their mount is lost")
+                await self.start()
+                await lost()
+        except InfraError as error:
+            log.warning("the block server is not back yet: %s", error.message)
 
     def fault(self, holder: str) -> Fault | None:
         """What holds up the reads of a holder."""
@@ -123,9 +190,7 @@ class BlockServer:
         await self._tasks.close()
         if not everything:
             return
-        await self._launcher.stop(NAME)
-        with contextlib.suppress(NotFound):
-            await self._launcher.wait(NAME)
+        await self._end()
         await self._launcher.forget(NAME)
         await asyncio.to_thread(fuse.unmount, self._mount)
         await asyncio.to_thread(shutil.rmtree, self._options.state, ignore_errors=True)

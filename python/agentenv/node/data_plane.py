@@ -17,7 +17,7 @@ from pathlib import Path
 
 from agentenv.concurrency import Tasks
 from agentenv.errors import InfraError, NotFound
-from agentenv.host.process import Launcher, ProcessSpec, ProcessStatus
+from agentenv.host.process import Launcher, ProcessSpec, ProcessStatus, command_line
 from agentenv.node.edge import EdgeClient, Resolver, Route, edge_argv
 
 log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class DataPlane:
     async def _ensure(self) -> None:
         argv = await asyncio.to_thread(self._argv)
         status = await self._launcher.status(NAME)
-        if status and status.running and _command(status) == argv:
+        if status and status.running and command_line(status.pid) == argv:
             await self.client.hello()
             return
         await self._end(status)
@@ -191,14 +191,6 @@ class DataPlane:
             await self._end(await self._launcher.status(NAME))
             for path in (self._control, self._log):
                 path.unlink(missing_ok=True)
-
-
-def _command(status: ProcessStatus) -> tuple[str, ...]:
-    try:
-        raw = Path(f"/proc/{status.pid}/cmdline").read_bytes()
-    except OSError:
-        return ()
-    return tuple(raw.decode(errors="replace").rstrip("\0").split("\0"))
 
 
 def name_servers(text: str) -> tuple[str, ...]:

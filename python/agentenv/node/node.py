@@ -58,8 +58,11 @@ class Node:
         self._spent_keys: dict[str, Idempotency] = {}
         self.metrics = MetricsStore(config.home / "metrics")
 
-    async def start(self) -> None:
-        """Adopt what runs, undo what was half made, remove what nobody owns."""
+    async def start(self, *, storage_lost: bool = False) -> None:
+        """Adopt what runs, undo what was half made, remove what nobody owns.
+
+        With ``storage_lost`` what runs cannot read its disks any more, and ends.
+        """
         rows = [from_row(row) for row in await self.records.sandboxes()]
         owned = {info.id: info for info in rows if info.state is not State.ENDED}
         for info in rows:
@@ -78,7 +81,9 @@ class Node:
             if isinstance(outcome, BaseException):
                 log.error("sandbox %s could not be adopted", sandbox_id, exc_info=outcome)
         await self.ground.publish_all()
-        self.block_server.watch(self._storage_back)
+        self.block_server.watch(self._storage_back, self._storage_lost)
+        if storage_lost:
+            await self._storage_lost()
         await self._storage_back(set(self._live))  # while no server ran it may have come back
         self._tasks.start(self._purge(), "purge post-mortems")
         sampler = Sampler(self.metrics, lambda: list(self._live.values()))
@@ -91,6 +96,10 @@ class Node:
                 await sandbox.proceed()
             except InfraError as error:
                 log.warning("sandbox %s does not go on: %s", sandbox.id, error.message)
+
+    async def _storage_lost(self) -> None:
+        for sandbox in list(self._live.values()):
+            await sandbox.kill("its storage was lost: block server and supervisor died together")
 
     async def close(self) -> bool:
         """Let go of everything; sandboxes run on. True if none does, so that nothing is left."""

@@ -91,7 +91,7 @@ fn start(options: Options) -> io::Result<()> {
         hits: Arc::default(),
         misses: Arc::default(),
     });
-    let begin = if restarted() {
+    let begin = if options.adopt || restarted() {
         runtime.block_on(reopen(&registry, &fetcher, &cache));
         Start::Adopted(registry.folder.negotiated())
     } else {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use lexopt::prelude::*;
 
 pub const USAGE: &str = "usage: agentenv-blockd --store URL --cache DIR --cache-size BYTES \
---cache-free BYTES --state DIR --control PATH --fuse-fd N [--patience SECONDS] [--threads N] \
+--cache-free BYTES --state DIR --control PATH --fuse-fd N [--adopt] [--patience SECONDS] [--threads N] \
 [--peer URL ...] [--peer-listen ADDRESS:PORT] [--peer-token-file PATH]";
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,6 +25,8 @@ pub struct Options {
     /// How long a read of a disk waits for the store.
     pub patience: Duration,
     pub threads: usize,
+    /// Another server answered at this mount before.
+    pub adopt: bool,
     pub peers: Vec<String>,
     pub peer_listen: Option<std::net::SocketAddr>,
     pub peer_token_file: Option<PathBuf>,
@@ -35,6 +37,7 @@ impl Options {
         let (mut store, mut cache, mut state, mut control, mut fuse_fd) = Default::default();
         let (mut cache_size, mut cache_free) = (None, 0);
         let (mut patience, mut threads) = (Duration::from_secs(30), 4);
+        let mut adopt = false;
         let (mut peers, mut peer_listen, mut peer_token_file) = Default::default();
         while let Some(argument) = parser.next()? {
             match argument {
@@ -47,6 +50,7 @@ impl Options {
                 Long("fuse-fd") => fuse_fd = Some(parser.value()?.parse_with(descriptor)?),
                 Long("patience") => patience = parser.value()?.parse_with(seconds)?,
                 Long("threads") => threads = parser.value()?.parse()?,
+                Long("adopt") => adopt = true,
                 Long("peer") => Vec::push(&mut peers, parser.value()?.string()?),
                 Long("peer-listen") => peer_listen = Some(parser.value()?.parse()?),
                 Long("peer-token-file") => peer_token_file = Some(parser.value()?.into()),
@@ -63,6 +67,7 @@ impl Options {
             fuse_fd: fuse_fd.ok_or("--fuse-fd is missing")?,
             patience,
             threads: threads.clamp(1, 64),
+            adopt,
             peers,
             peer_listen,
             peer_token_file,

@@ -3,6 +3,7 @@ the store, of the block server, and of both."""
 
 import asyncio
 import concurrent.futures
+import contextlib
 import json
 import os
 import signal
@@ -170,6 +171,45 @@ def test_a_restart_of_the_server_does_not_touch_it(node, made, wanted):
     node.start()
     assert blockd_pid(node) == pid
     assert node.cli("exec", made, "--", *HASH, check=True).stdout == wanted
+
+
+def test_a_server_with_other_options_renews_the_block_server(node, made, wanted):
+    pid = blockd_pid(node)
+    node.stop()
+    node.environ["AENV_CACHE_SIZE"] = str(1 << 30)
+    node.start()
+    assert blockd_pid(node) != pid
+    assert node.cli("exec", made, "--", *HASH, check=True).stdout == wanted
+    node.stop()
+    store = node.environ["AENV_STORE"]
+    node.environ["AENV_STORE"] = str(node.home / "elsewhere")
+    done = node.cli("serve", "--listen", f"127.0.0.1:{node.port}")
+    node.environ["AENV_STORE"] = store
+    assert done.returncode != 0 and b"store_in_use" in done.stderr
+    node.start()
+    assert node.cli("exec", made, "--", "echo", "on", check=True).stdout == b"on\n"
+
+
+def test_both_dead_at_once_is_told(node):
+    """Nobody held the mount any more: what ran on it is over, what comes next runs."""
+    made = node.create("base")["sandboxID"]
+    supervisor = supervisor_pid(node)
+    for pid in (supervisor, blockd_pid(node)):
+        os.kill(pid, signal.SIGKILL)
+    until(lambda: node.api("GET", f"/sandboxes/{made}").status_code == 404)
+    assert "storage was lost" in node.api("GET", f"/sandboxes/{made}").text
+    other = node.create("base")["sandboxID"]
+    assert node.cli("exec", other, "--", "echo", "on", check=True).stdout == b"on\n"
+    node.cli("kill", other, check=True)
+
+
+def supervisor_pid(node):
+    words = f"agentenv.host.supervisor\0/run/agentenv/{tag(node)}/".encode()
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if words in entry.read_bytes():
+                return int(entry.parent.name)
+    raise AssertionError("no supervisor")
 
 
 def test_what_was_read_first_is_remembered_for_other_nodes(node, made, bucket):
