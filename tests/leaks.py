@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -31,7 +32,7 @@ class HostObjects:
             ),
             frozenset(p.name for p in Path("/sys/class/net").iterdir()),
             frozenset(_output("nft", "list", "tables").splitlines()),
-            frozenset(str(p) for p in Path("/run/agentenv").glob("*/*") if p.exists()),
+            frozenset(str(p) for p in Path("/run/agentenv").glob("*/*") if os.path.lexists(p)),
             frozenset(
                 str(p)
                 for root in (Path("/sys/fs/cgroup"),)

@@ -56,6 +56,7 @@ class NodeGround:
         self._engine, self._records, self._catalog = engine, records, catalog
         self._slots, self._data_plane, self._roots = slots, data_plane, roots
         self._tasks = Tasks()
+        self._booted: dict[str, tuple[str, FlatSource]] = {}
         self._folders, self._name_servers = folders, name_servers
 
     @property
@@ -88,14 +89,20 @@ class NodeGround:
         return await self._roots.blank(size_mib, sandbox_id)
 
     async def release(self, sandbox_id: str) -> None:
+        await self._learn(sandbox_id)
         await self._roots.release(sandbox_id)
 
     def has_booted(self, info: SandboxInfo, root: FlatSource) -> None:
-        self._tasks.start(self._learn(info.image_id, root), f"first reads of {info.image_id}")
+        self._booted[info.id] = (info.image_id, root)
+        self._tasks.start(self._learn_later(info.id), f"first reads of {info.image_id}")
 
-    async def _learn(self, image_id: str, root: FlatSource) -> None:
+    async def _learn_later(self, sandbox_id: str) -> None:
         await asyncio.sleep(FIRST_SECONDS)
-        await self._roots.learn_first_use(image_id, root)
+        await self._learn(sandbox_id)
+
+    async def _learn(self, sandbox_id: str) -> None:
+        if booted := self._booted.pop(sandbox_id, None):
+            await self._roots.learn_first_use(*booted)
 
     async def make_disk(self, path: Path, size_mib: int, uid: int) -> None:
         await disk.make(self._folders.disks, path, size_mib, uid)
