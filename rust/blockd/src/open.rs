@@ -228,7 +228,7 @@ impl OpenStack {
     pub fn ahead(&self, layer: usize, first: u32, last: u32) -> Range<u32> {
         let mut stream = self.streams[layer].lock();
         let steady = first > 0 && stream.reach.contains(&first);
-        let fetched = if steady { stream.reach.end } else { 0 };
+        let fetched = if steady { stream.reach.end - 1 } else { 0 };
         if fetched > last + 1 + stream.ahead / 2 {
             stream.reach.start = last + 1;
             return fetched..fetched; // enough is on its way: few requests, not one for each chunk
@@ -241,7 +241,7 @@ impl OpenStack {
         let count = self.files[layer].layer().chunk_count();
         let end = (last + 1 + stream.ahead).min(count);
         stream.reach = last + 1..end + 1;
-        (last + 1).max(fetched.saturating_sub(1)).min(end)..end
+        (last + 1).max(fetched).min(end)..end
     }
 
     fn record(&self, layer: usize, data: u32, count: u32) {
