@@ -39,7 +39,7 @@ fn written() -> (Vec<u8>, Vec<u8>) {
     let spans = [(2, 39), (50, 20)].map(|(first, count)| Span {
         first,
         count,
-        offset: u64::from(first) * BLOCK as u64,
+        offset: Some(u64::from(first) * BLOCK as u64),
     });
     let mut pack = Vec::new();
     let known = |ids: &[Id]| Ok(vec![None; ids.len()]);
