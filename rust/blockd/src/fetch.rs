@@ -1,5 +1,6 @@
 //! From a wish for chunks to chunks in the cache: what is here already, then peers, then the store.
 
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
@@ -55,6 +56,7 @@ pub struct Fetcher {
     room: Semaphore,
     ahead_room: Semaphore,
     pub counters: Counters,
+    near: bool,
 }
 
 struct Wanted {
@@ -62,9 +64,13 @@ struct Wanted {
     teller: Teller,
 }
 
+/// A chunk that `fetch_here` brought.
+pub struct Here(Wanted);
+
 impl Fetcher {
     pub fn new(objects: Arc<dyn Objects>, peers: Peers, cache: Arc<Cache>) -> Arc<Self> {
         Arc::new(Self {
+            near: objects.is_here(),
             objects,
             peers,
             cache,
@@ -122,6 +128,61 @@ impl Fetcher {
             tokio::spawn(Arc::clone(self).fetch(Arc::clone(file), group, urgency));
         }
         seats
+    }
+
+    /// Whether a chunk is best fetched by the thread that needs it: from a file of the store here.
+    pub fn near(&self) -> bool {
+        self.near && self.peers.none()
+    }
+
+    /// Fetches a chunk by this thread into `plain`, which has its length; who waits for it is told by
+    /// `landed_here`. None if it is on its way or held up: then it is to be requested.
+    pub fn fetch_here(
+        self: &Arc<Self>,
+        file: &Arc<LayerFile>,
+        chunk: u32,
+        plain: &mut [u8],
+    ) -> Option<Here> {
+        let teller = self.flights.board(file.layer().entry(chunk).id).duty?;
+        let wanted = Wanted { chunk, teller };
+        if self.read_here(&file.places(), chunk, plain) {
+            return Some(Here(wanted));
+        }
+        let group = vec![wanted];
+        tokio::spawn(Arc::clone(self).fetch(Arc::clone(file), group, Urgency::Waited));
+        None
+    }
+
+    fn read_here(&self, places: &Layer, chunk: u32, plain: &mut [u8]) -> bool {
+        thread_local! {
+            static STORED: RefCell<Vec<u8>> = RefCell::default();
+        }
+        let (entry, place) = (places.entry(chunk), places.place(chunk));
+        STORED.with_borrow_mut(|stored| {
+            stored.resize(entry.stored as usize, 0);
+            let key = format!("pack/{}", place.pack);
+            let came = self.objects.read_here(&key, place.offset, stored)
+                && chunk::decode(entry, stored, plain).is_ok();
+            if came {
+                let counters = &self.counters;
+                counters.requests.fetch_add(1, Ordering::Relaxed);
+                counters
+                    .fetched_bytes
+                    .fetch_add(stored.len() as u64, Ordering::Relaxed);
+                counters.fetched_chunks.fetch_add(1, Ordering::Relaxed);
+            }
+            came
+        })
+    }
+
+    /// Shares and keeps what `fetch_here` brought.
+    pub fn landed_here(self: &Arc<Self>, file: &Arc<LayerFile>, here: &Here, plain: &[u8]) {
+        let mut kept = buffer(plain.len());
+        kept.copy_from_slice(plain);
+        let (this, file, chunk) = (Arc::clone(self), Arc::clone(file), here.0.chunk);
+        let plain = Arc::new(kept);
+        self.flights.land(file.layer().entry(chunk).id, &plain);
+        tokio::spawn(async move { this.keep(&file, chunk, plain).await });
     }
 
     /// Another layer's wish brings this chunk: it is kept for this layer as well.

@@ -13,7 +13,6 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
 use crate::cache::file::LayerFile;
-use crate::flight::Plain;
 
 /// What becomes of reads that cannot be answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -124,11 +123,11 @@ impl OpenStack {
     }
 
     /// As `read_now`, where a chunk that `arrived` knows need not be here.
-    pub fn assemble(
+    pub fn assemble<P: AsRef<[u8]>>(
         &self,
         first: u32,
         out: &mut [u8],
-        arrived: impl Fn(usize, u32) -> Option<Plain>,
+        arrived: impl Fn(usize, u32) -> Option<P>,
     ) -> io::Result<bool> {
         let count = (out.len() / BLOCK) as u32;
         let mut rest = out;
@@ -153,7 +152,7 @@ impl OpenStack {
                 match arrived(layer, chunk) {
                     Some(plain) => {
                         let at = (data - begin) as usize * BLOCK;
-                        now.copy_from_slice(&plain[at..at + now.len()]);
+                        now.copy_from_slice(&plain.as_ref()[at..at + now.len()]);
                     }
                     None if !self.files[layer].read(block, data, now)? => return Ok(false),
                     None => {}

@@ -12,7 +12,7 @@ use tokio::time::sleep;
 
 use crate::cache::file::buffer;
 use crate::fetch::{Fetcher, Urgency};
-use crate::flight::{Progress, Trouble};
+use crate::flight::{Plain, Progress, Trouble};
 use crate::open::{Kind, OpenStack};
 
 /// A wait so long is worth telling.
@@ -95,7 +95,7 @@ async fn fill(
         plains.insert((layer, chunk), plain);
     }
     stack.clear_fault(false);
-    let arrived = |layer, chunk| plains.get(&(layer, chunk)).map(Arc::clone);
+    let arrived = |layer, chunk| plains.get(&(layer, chunk)).map(|plain: &Plain| &plain[..]);
     block_in_place(|| stack.assemble(first, bytes, arrived)).map_err(|_| Errno::IO)
 }
 
@@ -130,7 +130,7 @@ async fn arrival(
     stack: &OpenStack,
     mut progress: watch::Receiver<Progress>,
     deadline: Option<Instant>,
-) -> Result<crate::flight::Plain, Trouble> {
+) -> Result<Plain, Trouble> {
     let begun = Instant::now();
     loop {
         let trouble = match &*progress.borrow_and_update() {
