@@ -119,10 +119,24 @@ HOMES: dict[str, tuple[str, str]] = {
     "layer/convert.py": ("tests/integration/layer/test_catalog.py", "asked through the catalog"),
     "layer/verify.py": ("tests/integration/layer/test_catalog.py", "asked through the catalog"),
     "layer/tarstream.py": ("tests/unit/layer/test_unpack.py", "asked through its one user"),
-    "store/directory.py": (
-        "tests/contract/store/test_blobs.py",
-        "the contract suite of blob stores runs on it",
+    "cli/store_.py": ("tests/integration/cli/test_store.py", "run as the command it is"),
+    "engine/qemu/qmp.py": (
+        "tests/faults/node/test_storage.py",
+        "a guest that stopped at a dead store goes on by it",
     ),
+    "layer/layers.py": (
+        "tests/contract/store/test_collection.py",
+        "its promises are about a store that others write and collect",
+    ),
+    "node/block_server.py": (
+        "tests/faults/node/test_storage.py",
+        "its promises are about death and return",
+    ),
+    "node/roots.py": ("tests/faults/node/test_storage.py", "asked through a node on S3"),
+    "store/chunks.py": ("tests/contract/records/test_chunks.py", "on each database"),
+    "store/claims.py": ("tests/contract/store/test_collection.py", "asked through the collection"),
+    "store/lease.py": ("tests/contract/store/test_collection.py", "asked through the collection"),
+    "store/statistics.py": ("tests/integration/cli/test_store.py", "asked by the command"),
     "template/named.py": ("tests/contract/records/test_named.py", "on each store of records"),
     "model.py": ("tests/unit/sandbox/test_record.py", "values without behaviour"),
     "host/supervisor.py": (

@@ -2,8 +2,8 @@
 
 A server with a home of its own, an image from Debian packages (no container registry needed), a
 sandbox driven by the official E2B SDK, a web server in it reached through the proxy; another one by
-the CLI: a terminal, a copy, a WebSocket, a forwarded port; at the end everything is taken down and
-what is left is counted.
+the CLI: a terminal, a copy, a WebSocket, a forwarded port; a second node that starts the image from
+the store with an empty cache; at the end everything is taken down and what is left is counted.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ AENV = ROOT / ".venv" / "bin" / "aenv"
 SDK_PYTHON = ROOT / ".cache" / "venvs" / "e2b-current" / "bin" / "python"
 IMAGE = "debootstrap:bookworm+python3,procps"
 SERVER_DEADLINE = 60.0
+HOMES = ("home", "other")
 
 
 @contextmanager
@@ -49,15 +50,17 @@ def free_port() -> int:
 
 
 @contextmanager
-def server(home: Path, port: int) -> Iterator[dict[str, str]]:
+def server(home: Path, port: int, store: Path | None = None) -> Iterator[dict[str, str]]:
     """`aenv serve`, ended and taken down whatever happens; yields the environment of clients."""
     environ = {**os.environ, "AENV_HOME": str(home), "AENV_URL": f"http://127.0.0.1:{port}"}
+    environ |= {"AENV_STORE": str(store)} if store else {}
     log = home.with_suffix(".log")
     with log.open("wb") as sink:
         process = subprocess.Popen(
             [AENV, "serve", "--home", home, "--listen", f"127.0.0.1:{port}"],
             stdout=sink,
             stderr=sink,
+            env=environ,
             start_new_session=True,
         )
     try:
@@ -152,6 +155,20 @@ def live(environ: dict[str, str]) -> None:
     aenv(environ, "kill", sandbox)
 
 
+def second_node(environ: dict[str, str]) -> None:
+    """A node that has nothing but the store starts the image by reading what it touches."""
+    with told("the same image on a node with an empty cache"):
+        [image] = json.loads(aenv(environ, "image", "ls", "--store"))
+        aenv(environ, "image", "pull", f"store:{image['id']}", "--name", "base")
+        print("  " + aenv(environ, "run", "base", "--", "python3", "-c", "print(6 * 7)"))
+    found = json.loads(aenv(environ, "store", "stats"))
+    fetched, size = found["fetched_bytes"], image["size"]
+    print(
+        f"  {fetched / 1e6:.1f} MB fetched of {size / 1e6:.0f} MB ({100 * fetched / size:.0f} %) in "
+        f"{found['requests']} requests; the store holds {found['stored_bytes'] / 1e6:.0f} MB"
+    )
+
+
 def asked(host: str, port: int, data: bytes) -> str:
     """The answer of a server that may only just be starting."""
     deadline = time.monotonic() + SERVER_DEADLINE
@@ -181,15 +198,15 @@ def shell(environ: dict[str, str], sandbox: str) -> str:
     return f"{line!r}, exit code {process.wait(60)}"
 
 
-def leftovers(home: Path) -> list[str]:
-    runtime = load({"home": home}, {}).runtime_dir
-    found = [str(path) for path in (home, runtime) if path.exists()]
+def leftovers(parent: Path) -> list[str]:
+    runtimes = [load({"home": parent / name}, {}).runtime_dir for name in HOMES]
+    found = [str(path) for path in (parent, *runtimes) if path.exists()]
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             text = entry.read_bytes().replace(b"\0", b" ").decode(errors="replace")
         except OSError:
             continue
-        if str(home) in text and "tools.demo" not in text:
+        if str(parent) in text and "tools.demo" not in text:
             found.append(text)
     return found
 
@@ -198,14 +215,16 @@ def main() -> None:
     begun = time.monotonic()
     parent = Path(tempfile.mkdtemp(prefix="aenv-demo-", dir="/var/tmp"))
     parent.chmod(0o711)  # engines run as users of their own and pass through
-    home = parent / "home"
+    home, other = (parent / name for name in HOMES)
     home.mkdir()
     try:
         with server(home, free_port()) as environ:
             tour(environ, home)
+        with server(other, free_port(), store=home / "store") as environ:
+            second_node(environ)
     finally:
         shutil.rmtree(parent)
-    if left := leftovers(home):
+    if left := leftovers(parent):
         sys.exit("left behind:\n" + "\n".join(left))
     print(f"Done in {time.monotonic() - begun:.1f} s; nothing is left behind.")
 

@@ -72,12 +72,13 @@ class WrittenLayer:
 def write_layer(
     source: str | PathLike[str],
     blocks: int,
-    spans: Sequence[tuple[int, int, int]],
+    spans: Sequence[tuple[int, int, int | None]],
     window: int,
     known: Callable[[list[bytes]], Sequence[Chunk | None]],
     pack: str | PathLike[str],
 ) -> WrittenLayer:
-    """A layer of ``spans`` (first block, blocks, byte offset in ``source``), in order and apart,
+    """A layer of ``spans`` (first block, blocks, byte offset in ``source`` or None for
+    zeroes), in order and apart,
     its new chunks in a pack at ``pack``. ``window``: blocks of a chunk, 0 cuts by content.
     ``known`` is asked for places of chunks; what it raises is raised. OSError, ValueError."""
 

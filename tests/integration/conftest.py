@@ -2,24 +2,20 @@
 
 import pytest
 
-from agentenv.image.registry import RegistrySettings
-from agentenv.layer.catalog import ImageCatalog
-from agentenv.store.directory import DirectoryBlobs
-from agentenv.store.sql import SqlRecords
+from tests.library import opened
 
 
 @pytest.fixture
-async def records(tmp_path):
-    store = await SqlRecords.open_sqlite(tmp_path / "state.db")
-    yield store
-    await store.close()
+async def library(tmp_path):
+    async with opened(tmp_path / "home") as library:
+        yield library
 
 
 @pytest.fixture
-def blobs(tmp_path):
-    return DirectoryBlobs(tmp_path / "blobs")
+def records(library):
+    return library.records
 
 
 @pytest.fixture
-def catalog(tmp_path, blobs, records):
-    return ImageCatalog(tmp_path, blobs, records, RegistrySettings())
+def catalog(library):
+    return library.catalog

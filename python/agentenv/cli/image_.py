@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -15,7 +15,7 @@ from agentenv import config
 from agentenv.cli import output
 from agentenv.cli.output import Form, Output
 from agentenv.cli.server import Home, run
-from agentenv.errors import Conflict, NotFound
+from agentenv.errors import Conflict, InfraError, NotFound
 from agentenv.image.source import Report
 
 command = typer.Typer(
@@ -51,6 +51,8 @@ def pull(
         async with open_library(config.load({"home": home})) as library:
             with _progress() as report:
                 image = await library.catalog.pull(source, report)
+            with suppress(InfraError):  # no server runs
+                await library.blocks.rescan()
             if name is not None:
                 await name_image(library.records, image.id, name)
             return {**asdict(image), "name": name}

@@ -39,15 +39,14 @@ def stats(form: Output = Form.AUTO, home: Home = None) -> None:
     """
 
     async def work() -> dict[str, Any]:
-        from agentenv.layer.blockd import BlockClient
         from agentenv.node.assembly import open_library
         from agentenv.store.statistics import cache_statistics, store_statistics
 
         effective = config.load({"home": home})
         async with open_library(effective) as library:
             found = await store_statistics(library.layers.objects, library.collection)
-        client = BlockClient(effective.runtime_dir / "blockd.sock", effective.runtime_dir)
-        return {**asdict(found), **await cache_statistics(client, effective.home / "cache")}
+            cache = await cache_statistics(library.blocks, effective.home / "cache")
+        return {**asdict(found), **cache}
 
     found = run(work())
     rows = [(name, f"{found[name]:,}", meaning) for name, meaning in SHOWN.items()]

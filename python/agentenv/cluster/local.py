@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any
 
 import agentenv
 from agentenv.cluster.contract import NodeInfo
-from agentenv.errors import NotFound
+from agentenv.errors import InfraError, NotFound
 from agentenv.node.node import Node
 from agentenv.sandbox.logs import Entry, entries
 from agentenv.sandbox.metrics import Sample
@@ -101,5 +102,7 @@ class LocalCluster:
         node = self._node
         capabilities = asdict(await node.ground.engine.capabilities())
         running = [info for info in node.list() if info.state == "running"]
-        load = {"memory_mib": sum(info.resources.memory_mib for info in running)}
+        load: dict[str, Any] = {"memory_mib": sum(info.resources.memory_mib for info in running)}
+        with suppress(InfraError):
+            load["storage"] = await node.block_server.client.stats()
         return [NodeInfo(node.id, agentenv.__version__, capabilities, len(running), load)]

@@ -187,7 +187,8 @@ class ImageCatalog:
     ) -> Part:
         name = convert.layer_name(layer.diff_id)
         async with file_lock(self._lock, name):
-            if part := await self.layers.source(name, lease):
+            part = await self.layers.source(name, lease)
+            if part and await self._there(f"tree/{name}"):
                 report(layer.digest, "exists", layer.size, layer.size)
                 return part
             async with self._fetches, source.blob(layer, report) as open_blob:

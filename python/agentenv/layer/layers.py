@@ -39,8 +39,8 @@ MAX_SOURCE = 1 << 20
 # Packs of other writers read for the index at once; more are left for the next time.
 LEARNED_AT_ONCE = 1000
 
-Span = tuple[int, int, int]
-"""First block, blocks, byte offset in the source."""
+Span = tuple[int, int, int | None]
+"""First block, blocks, byte offset in the source; None for zeroes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from agentenv.host.cgroup import Cgroups
 from agentenv.host.supervised import SupervisedLauncher
 from agentenv.host.tools import Tools
 from agentenv.image.registry import RegistrySettings
-from agentenv.layer.blockd import BlockServerOptions
+from agentenv.layer.blockd import BlockClient, BlockServerOptions
 from agentenv.layer.catalog import ImageCatalog
 from agentenv.layer.layers import Layers
 from agentenv.model import new_id
@@ -77,6 +77,7 @@ class Library:
     layers: Layers
     claims: Claims
     collection: Collection
+    blocks: BlockClient
 
 
 @asynccontextmanager
@@ -92,7 +93,8 @@ async def open_library(config: Config) -> AsyncGenerator[Library]:
         claims = Claims(objects, await asyncio.to_thread(home_id, config.home))
         collection = Collection(objects, records.chunks, drafts)
         catalog = ImageCatalog(config.home, layers, records, claims, collection, settings)
-        yield Library(records, catalog, layers, claims, collection)
+        blocks = BlockClient(config.runtime_dir / "blockd.sock", config.runtime_dir / "blocks")
+        yield Library(records, catalog, layers, claims, collection, blocks)
     finally:
         await records.close()
 

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from agentenv.config import Config
-from agentenv.errors import InfraError, MissingTool
+from agentenv.errors import AgentEnvError, InfraError, MissingTool
 from agentenv.host import probe
 from agentenv.host.tools import SETUP, GuestKernel, Tools
+from agentenv.store.objects import open_objects
 
 T = TypeVar("T")
 Verdict = Literal["ok", "warn", "fail"]
@@ -28,6 +29,7 @@ NEEDED_CAPABILITIES = {  # bit -> what for
     7: "CAP_SETUID (engines run under users of their own)",
     0: "CAP_CHOWN (files of those users)",
 }
+RESENDING_KERNEL = (6, 9)  # FUSE_NOTIFY_RESEND and FUSE passthrough
 CONTROLLERS = ("cpu", "memory", "pids")
 SERVER_MEMORY = 256 * MIB  # the node's own processes
 LEAST_DISK = 2 * GIB  # an image, its conversion and one sandbox's writes
@@ -64,7 +66,7 @@ WANTED = (
     Wanted("mmdebstrap", "--version", (), "warn", "images from Debian packages"),
 )
 FILESYSTEMS = ("erofs", "overlay", "fuse")
-OWN_PROGRAMS = ("agentenv-agent", "agentenv-edge")
+OWN_PROGRAMS = ("agentenv-agent", "agentenv-blockd", "agentenv-edge")
 
 
 def judge_kernel(kernel: probe.Kernel) -> Finding:
@@ -234,6 +236,23 @@ def judge_guest_kernel(kernel: GuestKernel | MissingTool) -> Finding:
     return Finding("guest kernel", "ok", found)
 
 
+def judge_block_server(kernel: probe.Kernel) -> Finding:
+    release = ".".join(map(str, kernel.version[:2]))
+    if kernel.version < RESENDING_KERNEL:
+        oldest = ".".join(map(str, RESENDING_KERNEL))
+        found = f"Linux {release} does not deliver reads again that a dead block server had"
+        return Finding("block server", "warn", found, f"Linux {oldest} does, and is faster")
+    return Finding(
+        "block server", "ok", f"Linux {release}: reads outlive it"
+    )
+
+
+def judge_store(url: str, error: AgentEnvError | None) -> Finding:
+    if error is not None:
+        return Finding("store", "fail", error.message, error.fix or "aenv config shows the store")
+    return Finding("store", "ok", url)
+
+
 def judge_program(name: str, path: Path | MissingTool) -> Finding:
     if isinstance(path, MissingTool):
         return Finding(name, "fail", path.why, path.fix)
@@ -272,8 +291,21 @@ async def examine(
         judge_devices(
             probe.read_device(Path("/dev/net/tun")), probe.read_device(Path("/dev/fuse"))
         ),
+        judge_block_server(kernel),
+        judge_store(config.store_url, await _ask_store(config.store_url)),
         *await _network(config, kernel),
     ]
+
+
+async def _ask_store(url: str) -> AgentEnvError | None:
+    """Whether a remote store answers. A directory is made when it is needed, not by a look."""
+    if not url.startswith("s3://"):
+        return None
+    try:
+        await (await open_objects(url)).head("claim/doctor")
+    except AgentEnvError as error:
+        return error
+    return None
 
 
 async def _kvm(probe_kvm: Callable[[], Awaitable[tuple[bool, str]]]) -> Finding:

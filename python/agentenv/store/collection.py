@@ -145,10 +145,12 @@ class Collection:
 
     async def _forget_marks(self, now: float) -> None:
         """Those that a collection left which was killed."""
-        found = await self._objects.list(CONDEMNED)
-        await self._objects.delete(
-            [entry.key for entry in found if now - entry.modified > leases.MARK_LIFETIME]
-        )
+        left: list[str] = []
+        for entry in await self._objects.list(CONDEMNED):
+            owner = await self._objects.get(entry.key, leases.MAX_OWNER) or b""
+            if now - entry.modified > leases.MARK_LIFETIME or leases.died_here(owner):
+                left.append(entry.key)
+        await self._objects.delete(left)
 
     async def _compact(self, live: Live, lease: leases.Lease) -> list[str]:
         """Copy what is in use out of packs that are mostly dead; they are unreferenced then."""

@@ -68,7 +68,7 @@ class Lease:
         }
         for key in marked:
             owner = await self._objects.get(CONDEMNED + key, MAX_OWNER)
-            if owner is not None and not _died_here(owner):
+            if owner is not None and not died_here(owner):
                 return True
         return False
 
@@ -144,7 +144,7 @@ async def _dead(objects: Objects, folder: str, parts: dict[str, float], now: flo
     if now - max(parts.values()) > LIFETIME:
         return True
     data = await objects.get(f"{folder}/alive", MAX_OWNER)
-    return data is not None and _died_here(data)  # None: just made, or just ended
+    return data is not None and died_here(data)  # None: just made, or just ended
 
 
 def own_process() -> bytes:
@@ -154,7 +154,8 @@ def own_process() -> bytes:
     return json.dumps(owner).encode()
 
 
-def _died_here(data: bytes) -> bool:
+def died_here(data: bytes) -> bool:
+    """Whether whom ``own_process`` told of was a process of this machine and is gone."""
     try:
         owner = json.loads(data)
         return owner["boot"] == _boot_id() and start_time(owner["pid"]) != owner["start"]

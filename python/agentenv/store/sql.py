@@ -23,6 +23,7 @@ from agentenv.store import tables as t
 from agentenv.store.chunks import SqlChunks
 from agentenv.store.records import BuildRow, ImageRow, SandboxRow, TemplateRow
 
+FULL = "disk is full"  # SQLite's words
 LOCKED, LOCKED_POLL = "database is locked", 0.02  # SQLite's words; seconds
 BUSY_TIMEOUT = 30.0  # seconds a writer waits for another process's transaction
 # A slot of a sandbox in one of these states has been given back.
@@ -93,6 +94,14 @@ class SqlRecords:
         except IntegrityError:
             raise
         except DBAPIError as error:
+            if FULL in str(error.orig):
+                raise InfraError(
+                    "the state database could not be written",
+                    why="no space is left on the disk",
+                    fix="free some: aenv image rm, aenv store gc",
+                    code="disk_full",
+                    http_status=507,
+                ) from error
             raise InfraError(
                 "the state database failed", why=str(error.orig), code="state_store"
             ) from error

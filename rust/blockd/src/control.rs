@@ -9,13 +9,15 @@ use agentenv_blocks::stack::Stack;
 use agentenv_control::{hello, parse, Refusal};
 use serde::Deserialize;
 use serde_json::{json, Value};
+use tokio::task::block_in_place;
 use tokio_util::sync::CancellationToken;
 
 use crate::cache::Cache;
-use crate::fetch::{Fetcher, Urgency};
+use crate::fetch::Fetcher;
 use crate::files::Mount;
+use crate::flight::Urgency;
 use crate::open::OpenStack;
-use crate::registry::{Mode, Registry, Spec};
+use crate::registry::{Before, Registry, Spec};
 
 const PROTOCOL: u32 = 1;
 
@@ -150,7 +152,7 @@ impl Control {
     }
 
     fn rescan(&self) -> Result<Value, Refusal> {
-        let done = self.cache.rescan(false);
+        let done = block_in_place(|| self.cache.rescan(false));
         done.map_err(|error| Refusal::new("cache_failed", error))?;
         Ok(json!({}))
     }
@@ -178,7 +180,7 @@ pub async fn open(
     fetcher: &Fetcher,
     cache: &Cache,
     spec: &Spec,
-    before: Option<(u64, Mode)>,
+    before: Option<Before>,
     holders: BTreeSet<String>,
 ) -> Result<Arc<OpenStack>, Refusal> {
     let (layers, id) = spec
@@ -186,26 +188,29 @@ pub async fn open(
         .map_err(|fault| Refusal::new("bad_request", fault))?;
     let failed = |error: std::io::Error| Refusal::new("cache_failed", error);
     if let [holder] = &holders.iter().collect::<Vec<_>>()[..] {
-        if let Some(stack) = registry.join(&id, holder).map_err(failed)? {
+        if let Some(stack) = registry.join(spec, &id, holder).map_err(failed)? {
             return Ok(stack);
         }
     }
     let mut files = Vec::new();
     let made = async {
         for (layer, _) in &layers {
-            let table = match cache.find(layer) {
-                Some(file) => (**file.layer()).clone(),
-                None => fetcher.layer(*layer).await.map_err(|error| {
-                    Refusal::new(error.code(), format_args!("layer {layer}: {error}"))
-                })?,
+            let file = match cache.join(layer) {
+                Some(file) => file,
+                None => {
+                    let table = fetcher.layer(*layer).await.map_err(|error| {
+                        Refusal::new(error.code(), format_args!("layer {layer}: {error}"))
+                    })?;
+                    block_in_place(|| cache.acquire(table)).map_err(failed)?
+                }
             };
-            files.push(cache.acquire(table).map_err(failed)?);
+            files.push(file);
         }
         let parts = files
             .iter()
             .zip(&layers)
             .map(|(file, (_, at))| (Arc::clone(file.layer()), *at));
-        let stack = Stack::new(spec.blocks, parts.collect());
+        let stack = block_in_place(|| Stack::new(spec.blocks, parts.collect()));
         let stack = stack.map_err(|fault| Refusal::new("bad_stack", fault))?;
         Ok::<_, Refusal>(stack)
     };

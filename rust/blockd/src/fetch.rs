@@ -11,12 +11,13 @@ use agentenv_blocks::layer::{Layer, MAX_TABLE};
 use agentenv_blocks::Id;
 use agentenv_objects::{Error, Fault, Objects};
 use serde::Serialize;
-use tokio::sync::{watch, Semaphore};
+use tokio::sync::{watch, AcquireError, Notify, Semaphore, SemaphorePermit};
 use tokio::task::spawn_blocking;
 
 use crate::cache::file::{buffer, LayerFile};
 use crate::cache::Cache;
-use crate::flight::{Flights, Plain, Progress, Teller, Trouble};
+use crate::flight::{Duty, Flights, Plain, Progress, Trouble, Urgency};
+use crate::log;
 use crate::peers::Peers;
 
 /// Stored bytes asked for at once: more is asked for side by side.
@@ -25,9 +26,11 @@ const MOST_AT_ONCE: u64 = 2 << 20;
 const GAP: u64 = 64 << 10;
 /// Plain KiB on their way at once, of what somebody waits for and of what may be wanted.
 const ROOM_KIB: usize = 64 << 10;
-const AHEAD_ROOM_KIB: usize = 16 << 10;
+const AHEAD_ROOM_KIB: usize = 8 << 10;
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+/// So many failures in a row make a trouble a lasting one, if it is of that kind.
+const SURE: u32 = 3;
 
 #[derive(Default, Serialize)]
 pub struct Counters {
@@ -41,31 +44,28 @@ pub struct Counters {
     pub damaged_chunks: AtomicU64,
 }
 
-/// How urgent a wish is.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Urgency {
-    Waited,
-    Ahead,
-}
-
 pub struct Fetcher {
     objects: Arc<dyn Objects>,
     peers: Peers,
     cache: Arc<Cache>,
-    pub flights: Flights,
+    pub flights: Arc<Flights>,
     room: Semaphore,
     ahead_room: Semaphore,
     pub counters: Counters,
+    /// The store is on this machine.
     near: bool,
 }
 
 struct Wanted {
     chunk: u32,
-    teller: Teller,
+    duty: Duty,
 }
 
 /// A chunk that `fetch_here` brought.
-pub struct Here(Wanted);
+pub struct Here {
+    wanted: Wanted,
+    kib: usize,
+}
 
 impl Fetcher {
     pub fn new(objects: Arc<dyn Objects>, peers: Peers, cache: Arc<Cache>) -> Arc<Self> {
@@ -74,7 +74,7 @@ impl Fetcher {
             objects,
             peers,
             cache,
-            flights: Flights::default(),
+            flights: Arc::default(),
             room: Semaphore::new(ROOM_KIB),
             ahead_room: Semaphore::new(AHEAD_ROOM_KIB),
             counters: Counters::default(),
@@ -86,7 +86,7 @@ impl Fetcher {
         if let Some(bytes) = self.cache.table(&id) {
             match Layer::decode(&bytes) {
                 Ok(layer) if layer.id() == id => return Ok(layer),
-                _ => crate::log::line(format_args!("the table of layer {id} here is damaged")),
+                _ => log::line(format_args!("the table of layer {id} here is damaged")),
             }
         }
         self.layer_from_store(id).await
@@ -101,7 +101,7 @@ impl Fetcher {
             Error::Damaged(Fault { store, key, cause })
         })?;
         if let Err(error) = self.cache.keep_table(&id, &bytes) {
-            crate::log::line(format_args!("the table of layer {id} is not kept: {error}"));
+            log::line(format_args!("the table of layer {id} is not kept: {error}"));
         }
         Ok(layer)
     }
@@ -117,10 +117,11 @@ impl Fetcher {
         let mut seats = Vec::new();
         let mut wanted = Vec::new();
         for chunk in chunks {
-            let seat = self.flights.board(file.layer().entry(chunk).id);
+            let (id, place) = (file.layer().entry(chunk).id, (Arc::clone(file), chunk));
+            let seat = self.flights.board(id, Some(place), urgency);
             match seat.duty {
-                Some(teller) => wanted.push(Wanted { chunk, teller }),
-                None => self.keep_when_ready(file, chunk, seat.progress.clone()),
+                Some(duty) => wanted.push(Wanted { chunk, duty }),
+                None => self.keep_if_ready(file, chunk, &seat.progress),
             }
             seats.push((chunk, seat.progress));
         }
@@ -135,18 +136,22 @@ impl Fetcher {
         self.near && self.peers.none()
     }
 
-    /// Fetches a chunk by this thread into `plain`, which has its length; who waits for it is told by
-    /// `landed_here`. None if it is on its way or held up: then it is to be requested.
+    /// Fetches a chunk by this thread into `plain`, which has its length; what then has to be done
+    /// by `landed_here`. None if it is on its way, held up or has no room: then it is to be requested.
     pub fn fetch_here(
         self: &Arc<Self>,
         file: &Arc<LayerFile>,
         chunk: u32,
         plain: &mut [u8],
     ) -> Option<Here> {
-        let teller = self.flights.board(file.layer().entry(chunk).id).duty?;
-        let wanted = Wanted { chunk, teller };
+        let kib = plain.len() >> 10;
+        let room = self.room.try_acquire_many(kib as u32).ok()?;
+        let (id, place) = (file.layer().entry(chunk).id, (Arc::clone(file), chunk));
+        let duty = self.flights.board(id, Some(place), Urgency::Waited).duty?;
+        let wanted = Wanted { chunk, duty };
         if self.read_here(&file.places(), chunk, plain) {
-            return Some(Here(wanted));
+            room.forget(); // until it is kept
+            return Some(Here { wanted, kib });
         }
         let group = vec![wanted];
         tokio::spawn(Arc::clone(self).fetch(Arc::clone(file), group, Urgency::Waited));
@@ -176,95 +181,109 @@ impl Fetcher {
     }
 
     /// Shares and keeps what `fetch_here` brought.
-    pub fn landed_here(self: &Arc<Self>, file: &Arc<LayerFile>, here: &Here, plain: &[u8]) {
+    pub fn landed_here(self: &Arc<Self>, file: &Arc<LayerFile>, here: Here, plain: &[u8]) {
         let mut kept = buffer(plain.len());
         kept.copy_from_slice(plain);
-        let (this, file, chunk) = (Arc::clone(self), Arc::clone(file), here.0.chunk);
-        let plain = Arc::new(kept);
-        self.flights.land(file.layer().entry(chunk).id, &plain);
-        tokio::spawn(async move { this.keep(&file, chunk, plain).await });
+        let (this, kept, chunk) = (Arc::clone(self), Arc::new(kept), here.wanted.chunk);
+        let mut places = self.flights.land(file.layer().entry(chunk).id, &kept);
+        places.push((Arc::clone(file), chunk));
+        tokio::spawn(async move {
+            for (file, chunk) in places {
+                if !file.has(chunk) {
+                    this.keep(&file, chunk, Arc::clone(&kept)).await;
+                }
+            }
+            this.room.add_permits(here.kib);
+        });
     }
 
-    /// Another layer's wish brings this chunk: it is kept for this layer as well.
-    fn keep_when_ready(
+    /// Another layer's wish brought this chunk just now: it is kept for this layer as well.
+    fn keep_if_ready(
         self: &Arc<Self>,
         file: &Arc<LayerFile>,
         chunk: u32,
-        mut progress: watch::Receiver<Progress>,
+        progress: &watch::Receiver<Progress>,
     ) {
-        let (this, file) = (Arc::clone(self), Arc::clone(file));
-        tokio::spawn(async move {
-            let ready = |progress: &Progress| matches!(progress, Progress::Ready(_));
-            let found = progress
-                .wait_for(ready)
-                .await
-                .map(|progress| progress.clone());
-            let Ok(Progress::Ready(plain)) = found else {
-                return;
-            };
-            if !file.has(chunk) {
-                this.keep(&file, chunk, plain).await;
-            }
-        });
+        let Progress::Ready(plain) = progress.borrow().clone() else {
+            return;
+        };
+        if !file.has(chunk) {
+            let (this, file) = (Arc::clone(self), Arc::clone(file));
+            tokio::spawn(async move { this.keep(&file, chunk, plain).await });
+        }
     }
 
     async fn fetch(
         self: Arc<Self>,
         file: Arc<LayerFile>,
         mut group: Vec<Wanted>,
-        urgency: Urgency,
+        mut urgency: Urgency,
     ) {
-        let kib: usize = group
-            .iter()
-            .map(|w| file.layer().entry(w.chunk).bytes() >> 10)
-            .sum();
-        let (room, most) = match urgency {
-            Urgency::Waited => (&self.room, ROOM_KIB),
-            Urgency::Ahead => (&self.ahead_room, AHEAD_ROOM_KIB),
-        };
-        let _permit = room.acquire_many(kib.min(most) as u32).await;
-        let mut pause = FIRST_PAUSE;
-        loop {
-            let trouble = self.attempt(&file, &mut group).await;
-            let Some(trouble) = trouble.filter(|_| !group.is_empty()) else {
-                return;
+        let bell = Arc::new(Notify::new());
+        group.iter().for_each(|wanted| wanted.duty.hang(&bell));
+        self.try_here(&file, &mut group).await;
+        let (mut pause, mut failures) = (FIRST_PAUSE, 0);
+        while !group.is_empty() {
+            let trouble = {
+                // Not held in a pause: one layer's trouble must not keep others from fetching.
+                let _room = self.room(&file, &group, urgency, &bell).await;
+                self.attempt(&file, &mut group).await
             };
-            for wanted in &group {
-                wanted
-                    .teller
-                    .send_replace(Progress::Waiting(Some(trouble.clone())));
+            let Some(mut trouble) = trouble else {
+                continue;
+            };
+            failures += 1;
+            trouble.lasting &= failures >= SURE;
+            group.iter().for_each(|wanted| wanted.duty.tell(&trouble));
+            group.retain(|wanted| !wanted.duty.abandon());
+            urgency = Urgency::Waited; // by those who are left
+            if !group.is_empty() {
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(LONGEST_PAUSE);
             }
-            group.retain(|w| !self.flights.abandon(file.layer().entry(w.chunk).id));
-            if group.is_empty() {
-                return;
-            }
-            tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(LONGEST_PAUSE);
         }
     }
 
-    /// Tries each source once; what could not be had is left in the group.
-    async fn attempt(&self, file: &Arc<LayerFile>, group: &mut Vec<Wanted>) -> Option<Trouble> {
-        self.try_here(file, group).await;
-        if group.is_empty() {
-            return None;
+    /// Waits for its turn. Who is waited for does not stand in the line of what may be wanted.
+    async fn room(
+        &self,
+        file: &LayerFile,
+        group: &[Wanted],
+        urgency: Urgency,
+        bell: &Notify,
+    ) -> Result<SemaphorePermit<'_>, AcquireError> {
+        let bytes = group.iter().map(|w| file.layer().entry(w.chunk).bytes());
+        let kib = bytes.sum::<usize>() >> 10;
+        let waited = self.room.acquire_many(kib.min(ROOM_KIB) as u32);
+        if urgency == Urgency::Waited {
+            return waited.await;
         }
+        let ahead = self.ahead_room.acquire_many(kib.min(AHEAD_ROOM_KIB) as u32);
+        tokio::select! {
+            permit = ahead => permit,
+            () = bell.notified() => waited.await,
+        }
+    }
+
+    /// Tries peers, then the store; what could not be had is left in the group, to be tried again
+    /// at once if there is no trouble.
+    async fn attempt(&self, file: &Arc<LayerFile>, group: &mut Vec<Wanted>) -> Option<Trouble> {
         self.try_peers(file, group).await;
         let mut trouble = None;
-        for part in groups(&file.places(), std::mem::take(group)) {
-            match self.try_store(file, part).await {
-                (left, Some(fault)) => {
-                    group.extend(left);
-                    trouble = Some(fault);
-                }
-                (left, None) => group.extend(left),
-            }
+        let places = file.places();
+        for part in groups(&places, std::mem::take(group)) {
+            let (left, fault) = self.try_store(file, &places, part).await;
+            group.extend(left);
+            trouble = fault.or(trouble);
         }
         trouble
     }
 
     /// What an earlier process left, and nobody verified since.
     async fn try_here(&self, file: &Arc<LayerFile>, group: &mut Vec<Wanted>) {
+        if !group.iter().any(|wanted| file.may_have(wanted.chunk)) {
+            return;
+        }
         let mut left = Vec::new();
         for wanted in group.drain(..) {
             let chunk = wanted.chunk;
@@ -274,9 +293,7 @@ impl Fetcher {
             }
             let held = Arc::clone(file);
             match spawn_blocking(move || held.load(chunk)).await {
-                Ok(Some(plain)) => self
-                    .flights
-                    .land(file.layer().entry(chunk).id, &Arc::new(plain)),
+                Ok(Some(plain)) => self.landed(file, chunk, &Arc::new(plain)).await,
                 _ => {
                     self.counters.damaged_chunks.fetch_add(1, Ordering::Relaxed);
                     file.discard(chunk);
@@ -284,6 +301,8 @@ impl Fetcher {
                 }
             }
         }
+        let held = Arc::clone(file);
+        let _ = spawn_blocking(move || settle(&held)).await;
         *group = left;
     }
 
@@ -307,20 +326,21 @@ impl Fetcher {
     async fn try_store(
         &self,
         file: &Arc<LayerFile>,
+        places: &Layer,
         part: Vec<Wanted>,
     ) -> (Vec<Wanted>, Option<Trouble>) {
-        let places = file.places();
-        let (Some(first), Some(last)) = (part.first(), part.last()) else {
+        let Some(first) = part.first() else {
             return (part, None);
         };
         let pack = places.place(first.chunk).pack;
         let begin = places.place(first.chunk).offset;
-        let end = places.place(last.chunk).offset + u64::from(places.entry(last.chunk).stored);
+        let end = part.iter().map(|w| end_of(places, w.chunk)).max();
+        let end = end.unwrap_or(begin);
         let key = format!("pack/{pack}");
         self.counters.requests.fetch_add(1, Ordering::Relaxed);
         let bytes = match self.objects.get_range(&key, begin..end).await {
             Ok(bytes) => bytes,
-            Err(error) => return (part, Some(self.explain(file, error).await)),
+            Err(error) => return (part, self.explain(file, &pack, error).await),
         };
         self.counters
             .fetched_bytes
@@ -348,41 +368,60 @@ impl Fetcher {
     }
 
     async fn arrived(&self, file: &Arc<LayerFile>, chunk: u32, plain: Plain) {
-        self.flights.land(file.layer().entry(chunk).id, &plain);
+        self.landed(file, chunk, &plain).await;
         self.keep(file, chunk, plain).await;
+    }
+
+    /// Those who wait go on; where else the chunk belongs it is kept as well.
+    async fn landed(&self, file: &Arc<LayerFile>, chunk: u32, plain: &Plain) {
+        let places = self.flights.land(file.layer().entry(chunk).id, plain);
+        for (other, number) in places {
+            let same = Arc::ptr_eq(&other, file) && number == chunk;
+            if !same && !other.has(number) {
+                self.keep(&other, number, Arc::clone(plain)).await;
+            }
+        }
     }
 
     async fn keep(&self, file: &Arc<LayerFile>, chunk: u32, plain: Plain) {
         let (cache, file) = (Arc::clone(&self.cache), Arc::clone(file));
         let done = spawn_blocking(move || {
             cache.store(&file, chunk, &plain);
-            if file.complete() {
-                let _ = file.settle();
-            }
+            settle(&file);
         });
         let _ = done.await;
     }
 
-    /// A pack that is gone may have been rewritten: then the layer's table says where to.
-    async fn explain(&self, file: &Arc<LayerFile>, error: Error) -> Trouble {
-        let lasting = !error.retryable();
+    /// A pack that is gone may have been rewritten: then the layer's table says where to, and there
+    /// is no trouble.
+    async fn explain(&self, file: &Arc<LayerFile>, pack: &Id, error: Error) -> Option<Trouble> {
         if matches!(error, Error::NotFound(_)) {
             if let Ok(layer) = self.layer_from_store(file.layer().id()).await {
-                let before = file.places();
-                if before.packs() != layer.packs() && file.moved(layer) {
-                    let message = "its chunks have been moved".into();
-                    return Trouble {
-                        message,
-                        lasting: false,
-                    };
+                if !layer.packs().contains(pack) && file.moved(layer) {
+                    return None;
                 }
             }
         }
-        Trouble {
+        Some(Trouble {
             message: error.to_string().into(),
-            lasting,
-        }
+            lasting: !error.retryable(),
+        })
     }
+}
+
+/// Says on disk that a layer is whole here, if it is.
+fn settle(file: &LayerFile) {
+    if let Err(error) = file.settle() {
+        let id = file.layer().id();
+        log::line(format_args!(
+            "layer {id} is whole, which cannot be said: {error}"
+        ));
+    }
+}
+
+/// Where a chunk ends in its pack.
+fn end_of(places: &Layer, chunk: u32) -> u64 {
+    places.place(chunk).offset + u64::from(places.entry(chunk).stored)
 }
 
 /// Parts that one request each can fetch: of one pack, near each other, in order.
@@ -400,9 +439,10 @@ fn groups(places: &Layer, wanted: Vec<Wanted>) -> Vec<Vec<Wanted>> {
         let (mut begin, mut behind) = (0, None);
         for one in of_pack {
             let at = places.place(one.chunk).offset;
-            let end = at + u64::from(places.entry(one.chunk).stored);
-            let near =
-                behind.is_some_and(|behind| at <= behind + GAP && end - begin <= MOST_AT_ONCE);
+            let end = end_of(places, one.chunk);
+            let near = behind.is_some_and(|behind: u64| {
+                at <= behind.saturating_add(GAP) && end - begin <= MOST_AT_ONCE
+            });
             match groups.last_mut().filter(|_| near) {
                 Some(group) => group.push(one),
                 None => {

@@ -46,14 +46,11 @@ impl Mount {
             if bytes.len() < length {
                 *bytes = buffer(length);
             }
-            match stack.read_now(first, &mut bytes[..length]) {
-                Ok(true) => {
-                    reply.data(&bytes[skip..skip + range.size as usize]);
-                    None
-                }
-                // An error of the disk: what cannot be read here is fetched again.
-                Ok(false) | Err(_) => Some(reply),
+            if stack.read_now(first, &mut bytes[..length]) {
+                reply.data(&bytes[skip..skip + range.size as usize]);
+                return None;
             }
+            Some(reply)
         })
     }
 }

@@ -3,19 +3,20 @@
 //! A process of its own, which outlives the API server; its mount outlives it, so that it can be
 //! started again under running sandboxes. In the order in which a read meets them:
 
-mod cache;
+mod cache; // what is kept here
 mod fetch; // where they come from
 mod files; // the mount
 mod flight; // chunks on their way
 mod open; // an open stack
 mod peers; // other nodes
-mod wait; // reads of what is not here // what is kept here
+mod wait; // reads of what is not here
 
 mod control; // the control socket
 mod log;
 mod near; // reads of a store on this machine
 mod options;
-mod registry; // the open stacks, and what a restart must know
+mod registry; // the open stacks
+mod saved; // what a restart must know
 
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd};
@@ -31,7 +32,7 @@ use control::Control;
 use fetch::Fetcher;
 use files::Mount;
 use options::Options;
-use registry::Registry;
+use registry::{Before, Registry};
 
 fn main() -> ExitCode {
     let options = match Options::parse(lexopt::Parser::from_env()) {
@@ -62,7 +63,11 @@ fn start(options: Options) -> io::Result<()> {
         size: options.cache_size,
         free: options.cache_free,
     };
-    let cache = Arc::new(Cache::open(options.cache.clone(), bounds)?);
+    let cache = Arc::new(Cache::open(
+        options.cache.clone(),
+        options.state.join("tables"),
+        bounds,
+    )?);
     let objects = runtime
         .block_on(agentenv_objects::open(&options.store))
         .map_err(io::Error::other)?;
@@ -92,9 +97,9 @@ fn start(options: Options) -> io::Result<()> {
     runtime.spawn(near.watch(Arc::clone(&fetcher), options.patience));
     let begin = if restarted() {
         runtime.block_on(reopen(&registry, &fetcher, &cache));
-        Start::Adopted(registry.negotiated())
+        Start::Adopted(registry.folder.negotiated())
     } else {
-        registry.forget_saved();
+        registry.folder.clear();
         Start::Fresh
     };
     let draining = CancellationToken::new();
@@ -119,7 +124,8 @@ fn start(options: Options) -> io::Result<()> {
         }
         run(&options.control, ops, draining).await
     })?;
-    runtime.shutdown_background(); // what waits for the store is delivered to a successor
+    // Not shut down: that would answer the reads that wait, which are a successor's.
+    std::mem::forget(runtime);
     Ok(())
 }
 
@@ -152,8 +158,20 @@ async fn run(path: &std::path::Path, ops: Control, draining: CancellationToken) 
 
 /// Opens what our predecessor had open. Their tables are here: open layers' are never evicted.
 async fn reopen(registry: &Arc<Registry>, fetcher: &Arc<Fetcher>, cache: &Arc<Cache>) {
-    for (spec, node, holders, mode) in registry.saved() {
-        let opened = control::open(registry, fetcher, cache, &spec, Some((node, mode)), holders);
+    for saved in registry.folder.stacks() {
+        let before = Before {
+            node: saved.node,
+            mode: saved.mode,
+            opens: saved.opens,
+        };
+        let opened = control::open(
+            registry,
+            fetcher,
+            cache,
+            &saved.spec,
+            Some(before),
+            saved.holders,
+        );
         if let Err(refusal) = opened.await {
             log::line(format_args!("a stack is lost: {}", refusal.message));
         }

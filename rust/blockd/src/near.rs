@@ -13,7 +13,7 @@ use agentenv_blocks::BLOCK;
 use agentenv_fuse::ReadReply;
 use parking_lot::Mutex;
 
-use crate::fetch::{Fetcher, Urgency};
+use crate::fetch::Fetcher;
 use crate::open::OpenStack;
 use crate::wait::{self, Range};
 
@@ -118,8 +118,7 @@ fn fetch(
             let at = missing.iter().position(|one| *one == (layer, chunk))?;
             came[at].as_ref().map(|_| &plains[at][..])
         };
-        let whole = came.iter().all(Option::is_some)
-            && matches!(stack.assemble(first, answer, found), Ok(true));
+        let whole = came.iter().all(Option::is_some) && stack.assemble(first, answer, found);
         let left = match reply() {
             Some(reply) if whole => {
                 reply.data(&answer[skip..skip + range.size as usize]);
@@ -128,16 +127,14 @@ fn fetch(
             }
             left => left,
         };
-        for (((layer, chunk), here), plain) in missing.iter().zip(&came).zip(&*plains) {
-            let file = &stack.files[*layer];
+        for (((layer, _), here), plain) in missing.iter().zip(came).zip(&*plains) {
             if let Some(here) = here {
-                fetcher.landed_here(file, here, plain);
+                fetcher.landed_here(&stack.files[*layer], here, plain);
             }
-            if left.is_none() {
-                let ahead = stack.ahead(*layer, *chunk);
-                let ahead: Vec<u32> = ahead.filter(|chunk| !file.may_have(*chunk)).collect();
-                drop(fetcher.request(file, ahead, Urgency::Ahead));
-            }
+        }
+        if left.is_none() {
+            let parts = missing.chunk_by(|a, b| a.0 == b.0);
+            parts.for_each(|part| wait::ask_ahead(stack, fetcher, part));
         }
         left
     })

@@ -1,8 +1,8 @@
 //! An open stack: its reads, what holds them up, what they touched first.
 
 use std::collections::HashSet;
-use std::io;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -42,7 +42,7 @@ const AHEAD: (u32, u32) = (2, 16);
 pub struct OpenStack {
     pub id: Id,
     pub node: u64,
-    pub kind: Kind,
+    waits: AtomicBool,
     pub stack: Stack,
     /// As the stack's layers.
     pub files: Vec<Arc<LayerFile>>,
@@ -50,6 +50,8 @@ pub struct OpenStack {
     /// Moves with every change of a fault, of any stack.
     pub changes: Arc<watch::Sender<u64>>,
     pub probing: AtomicBool,
+    /// Reads that wait.
+    waiting: AtomicUsize,
     recording: AtomicBool,
     first_use: Mutex<FirstUse>,
     streams: Vec<Mutex<Stream>>,
@@ -63,7 +65,9 @@ struct FirstUse {
 
 #[derive(Default)]
 struct Stream {
-    next: u32,
+    /// Where the next read begins if it goes on: behind what was read, in what was fetched ahead,
+    /// or just behind that.
+    reach: Range<u32>,
     ahead: u32,
 }
 
@@ -79,16 +83,28 @@ impl OpenStack {
         Self {
             id,
             node,
-            kind,
+            waits: AtomicBool::new(kind == Kind::Memory),
             streams: stack.layers().iter().map(|_| Mutex::default()).collect(),
             stack,
             files,
             fault: Mutex::default(),
             changes,
             probing: AtomicBool::new(false),
+            waiting: AtomicUsize::new(0),
             recording: AtomicBool::new(true),
             first_use: Mutex::default(),
         }
+    }
+
+    pub fn kind(&self) -> Kind {
+        match self.waits.load(Ordering::Acquire) {
+            true => Kind::Memory,
+            false => Kind::Disk,
+        }
+    }
+
+    pub fn set_kind(&self, kind: Kind) {
+        self.waits.store(kind == Kind::Memory, Ordering::Release);
     }
 
     /// Bytes of the flat file.
@@ -97,7 +113,7 @@ impl OpenStack {
     }
 
     /// Fills `out`, a whole number of blocks, from what is here; false if something is not.
-    pub fn read_now(&self, first: u32, out: &mut [u8]) -> io::Result<bool> {
+    pub fn read_now(&self, first: u32, out: &mut [u8]) -> bool {
         let count = (out.len() / BLOCK) as u32;
         let mut rest = out;
         for piece in self.stack.pieces(first, count) {
@@ -111,15 +127,15 @@ impl OpenStack {
                     data,
                     count,
                 } => {
-                    if !self.files[layer].read(block, data, part)? {
-                        return Ok(false);
+                    if !self.files[layer].read(block, data, part) {
+                        return false;
                     }
                     self.record(layer, data, count);
                 }
             }
         }
         rest.fill(0); // behind the end
-        Ok(true)
+        true
     }
 
     /// As `read_now`, where a chunk that `arrived` knows need not be here.
@@ -128,7 +144,7 @@ impl OpenStack {
         first: u32,
         out: &mut [u8],
         arrived: impl Fn(usize, u32) -> Option<P>,
-    ) -> io::Result<bool> {
+    ) -> bool {
         let count = (out.len() / BLOCK) as u32;
         let mut rest = out;
         for piece in self.stack.pieces(first, count) {
@@ -154,7 +170,7 @@ impl OpenStack {
                         let at = (data - begin) as usize * BLOCK;
                         now.copy_from_slice(&plain.as_ref()[at..at + now.len()]);
                     }
-                    None if !self.files[layer].read(block, data, now)? => return Ok(false),
+                    None if !self.files[layer].read(block, data, now) => return false,
                     None => {}
                 }
                 let blocks = (now.len() / BLOCK) as u32;
@@ -162,10 +178,10 @@ impl OpenStack {
             }
         }
         rest.fill(0);
-        Ok(true)
+        true
     }
 
-    /// The chunks of a range that cannot be read here: layer and chunk.
+    /// The chunks of a range that cannot be read here: layer and chunk, in order.
     pub fn missing(&self, first: u32, count: u32) -> Vec<(usize, u32)> {
         let mut found = Vec::new();
         for piece in self.stack.pieces(first, count) {
@@ -183,6 +199,7 @@ impl OpenStack {
                     .map(|c| (layer, c)),
             );
         }
+        found.sort_unstable();
         found.dedup();
         found
     }
@@ -192,18 +209,20 @@ impl OpenStack {
         table.chunk_at(data)..=table.chunk_at(data + count - 1)
     }
 
-    /// Chunks worth fetching behind one that is fetched now.
-    pub fn ahead(&self, layer: usize, chunk: u32) -> std::ops::Range<u32> {
+    /// Chunks worth fetching behind those of a read, `first` to `last`, that are fetched now: more
+    /// and more as long as each read goes on where an earlier one ended.
+    pub fn ahead(&self, layer: usize, first: u32, last: u32) -> Range<u32> {
         let mut stream = self.streams[layer].lock();
-        let steady = stream.next == chunk && chunk > 0;
+        let steady = first > 0 && stream.reach.contains(&first);
         stream.ahead = match (steady, stream.ahead) {
             (false, _) => 0,
             (true, 0) => AHEAD.0,
             (true, ahead) => (ahead * 2).min(AHEAD.1),
         };
-        stream.next = chunk + 1;
-        let end = (chunk + 1 + stream.ahead).min(self.files[layer].layer().chunk_count());
-        chunk + 1..end
+        let count = self.files[layer].layer().chunk_count();
+        let end = (last + 1 + stream.ahead).min(count);
+        stream.reach = last + 1..end + 1;
+        last + 1..end
     }
 
     fn record(&self, layer: usize, data: u32, count: u32) {
@@ -249,8 +268,13 @@ impl OpenStack {
         self.changes.send_modify(|version| *version += 1);
     }
 
-    /// Reads come through; one that was told of failures (`failed`) is not cleared by a mere wait
-    /// that ended.
+    /// A read begins to wait.
+    pub fn wait(self: &Arc<Self>) -> Wait {
+        self.waiting.fetch_add(1, Ordering::AcqRel);
+        Wait(Arc::clone(self))
+    }
+
+    /// Reads come through. What was told of failures is not cleared by mere waits that ended.
     pub fn clear_fault(&self, failed: bool) {
         let mut fault = self.fault.lock();
         if fault.as_ref().is_some_and(|known| !known.failed || failed) {
@@ -259,3 +283,18 @@ impl OpenStack {
         }
     }
 }
+
+/// A read that waits: the last one of a stack to end takes away what said that reads wait.
+pub struct Wait(Arc<OpenStack>);
+
+impl Drop for Wait {
+    fn drop(&mut self) {
+        if self.0.waiting.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.0.clear_fault(false);
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "open_test.rs"]
+mod tests;

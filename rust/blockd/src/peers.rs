@@ -21,6 +21,7 @@ use hyper_util::client::legacy::Client;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use parking_lot::Mutex;
 use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
@@ -36,7 +37,9 @@ const ANSWER: Duration = Duration::from_secs(3);
 const REST: Duration = Duration::from_secs(5);
 /// Chunks in one answer.
 const MOST_CHUNKS: usize = 64;
-const PARALLEL: usize = 64;
+/// Peers' connections, which stay open between questions, and answers in the making (some MiB each).
+const CONNECTIONS: usize = 1024;
+const PARALLEL: usize = 16;
 
 struct Peer {
     url: String,
@@ -165,10 +168,11 @@ fn unpack(layer: &Layer, chunks: &[u32], mut bytes: &[u8]) -> Option<Vec<(u32, B
 pub async fn listen(address: SocketAddr, token: String, cache: Arc<Cache>) -> io::Result<()> {
     let listener = TcpListener::bind(address).await?;
     let wanted: Arc<str> = format!("Bearer {}", token.trim()).into();
-    let room = Arc::new(tokio::sync::Semaphore::new(PARALLEL));
+    let doors = Arc::new(Semaphore::new(CONNECTIONS));
+    let room = Arc::new(Semaphore::new(PARALLEL));
     tokio::spawn(async move {
         loop {
-            let Ok(permit) = Arc::clone(&room).acquire_owned().await else {
+            let Ok(permit) = Arc::clone(&doors).acquire_owned().await else {
                 return;
             };
             let Ok((stream, _)) = listener.accept().await else {
@@ -176,8 +180,9 @@ pub async fn listen(address: SocketAddr, token: String, cache: Arc<Cache>) -> io
                 continue;
             };
             let (cache, wanted) = (Arc::clone(&cache), Arc::clone(&wanted));
+            let room = Arc::clone(&room);
             tokio::spawn(async move {
-                let service = service_fn(|request| answer(&cache, &wanted, request));
+                let service = service_fn(|request| answer(&cache, &wanted, &room, request));
                 let mut server = hyper::server::conn::http1::Builder::new();
                 server
                     .timer(hyper_util::rt::TokioTimer::new())
@@ -193,6 +198,7 @@ pub async fn listen(address: SocketAddr, token: String, cache: Arc<Cache>) -> io
 async fn answer(
     cache: &Arc<Cache>,
     wanted: &str,
+    room: &Semaphore,
     request: Request<Incoming>,
 ) -> Result<Response<Full<Bytes>>, Infallible> {
     let given = request
@@ -204,7 +210,10 @@ async fn answer(
         (StatusCode::UNAUTHORIZED, Vec::new())
     } else {
         match parse(request.uri().path()) {
-            Some((layer, chunks)) => (StatusCode::OK, gather(cache, layer, chunks).await),
+            Some((layer, chunks)) => {
+                let _one = room.acquire().await;
+                (StatusCode::OK, gather(cache, layer, chunks).await)
+            }
             None => (StatusCode::BAD_REQUEST, Vec::new()),
         }
     };
@@ -245,4 +254,55 @@ async fn gather(cache: &Arc<Cache>, layer: Id, chunks: Vec<u32>) -> Vec<u8> {
         out
     };
     spawn_blocking(work).await.unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use agentenv_blocks::chunk;
+    use agentenv_blocks::layer::Place;
+
+    fn layer() -> Layer {
+        let place = Place {
+            pack: Id([0; 32]),
+            offset: 0,
+        };
+        let plain = [7; 8192];
+        let entry = chunk::encode(Id::of(&plain), &plain).0;
+        Layer::new(6, vec![(0, 6, false)], &[(entry, place); 3]).expect("a layer")
+    }
+
+    fn part(number: u32, length: u32) -> Vec<u8> {
+        let head = [number.to_le_bytes(), length.to_le_bytes()].concat();
+        [head, vec![7; length as usize]].concat()
+    }
+
+    #[test]
+    fn an_answer_holds_what_was_asked_for_or_nothing() {
+        let layer = layer();
+        let both = [part(0, 8192), part(2, 8192)].concat();
+        let found = unpack(&layer, &[0, 2], &both).expect("an answer");
+        assert_eq!(found.iter().map(|(n, _)| *n).collect::<Vec<_>>(), [0, 2]);
+        assert_eq!(unpack(&layer, &[0], &[]).map(|found| found.len()), Some(0));
+        for wrong in [part(1, 8192), part(9, 8192), part(0, 4096), part(0, 0)] {
+            assert!(unpack(&layer, &[0, 2], &wrong).is_none());
+        }
+        for end in 1..8 {
+            assert!(unpack(&layer, &[0], &both[..end * 1000]).is_none());
+        }
+    }
+
+    #[test]
+    fn a_question_is_understood_or_refused() {
+        let id = Id::of(b"a");
+        let path = format!("/chunks/{id}/1,22,333");
+        assert_eq!(parse(&path), Some((id, vec![1, 22, 333])));
+        let many = format!("/chunks/{id}/{}1", "1,".repeat(MOST_CHUNKS));
+        for wrong in ["", "/", "/chunks", "/chunks/x/1", &path[..70], &many] {
+            assert_eq!(parse(wrong), None, "{wrong}");
+        }
+        for numbers in ["", ",", "1,", "-1", "4294967296", "1/2", "%31"] {
+            assert_eq!(parse(&format!("/chunks/{id}/{numbers}")), None, "{numbers}");
+        }
+    }
 }

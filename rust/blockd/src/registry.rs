@@ -1,16 +1,14 @@
-//! The stacks that are open, and for whom. What a restarted server must know again lies in a folder:
-//! a file for each stack, what the kernel agreed to, the first node number not yet given out.
+//! The stacks that are open, and for whom.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use agentenv_blocks::stack::{self, Stack};
 use agentenv_blocks::Id;
 use agentenv_fuse::{Connection, Negotiated};
-use parking_lot::{Mutex, RwLock};
+use parking_lot::RwLock;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
@@ -18,10 +16,10 @@ use crate::cache::file::LayerFile;
 use crate::cache::Cache;
 use crate::log;
 use crate::open::{Kind, OpenStack};
+use crate::saved::{Folder, Saved};
 
 /// Node numbers reserved with one write.
 const NODES: u64 = 1024;
-const FIRST_NODE: u64 = 2;
 
 /// What a client asks to be opened. Part of the control protocol and of the folder's files.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -58,15 +56,15 @@ pub enum Mode {
     Passed(i32),
 }
 
-#[derive(Serialize, Deserialize)]
-struct Saved {
-    spec: Spec,
-    node: u64,
-    holders: BTreeSet<String>,
-    mode: Mode,
+/// What is known of a stack that an earlier server had open.
+pub struct Before {
+    pub node: u64,
+    pub mode: Mode,
+    pub opens: u64,
 }
 
-/// An open stack with those it is open for.
+/// An open stack with those it is open for. Without holders it has no name, and lives on while its
+/// file is open.
 struct Held {
     stack: Arc<OpenStack>,
     spec: Spec,
@@ -84,12 +82,10 @@ struct State {
 }
 
 pub struct Registry {
-    folder: PathBuf,
+    pub folder: Folder,
     cache: Arc<Cache>,
     connection: Arc<Connection>,
     state: RwLock<State>,
-    /// One change of the folder at a time.
-    saving: Mutex<()>,
     pub changes: Arc<watch::Sender<u64>>,
 }
 
@@ -100,9 +96,8 @@ impl Registry {
         cache: Arc<Cache>,
         connection: Arc<Connection>,
     ) -> io::Result<Self> {
-        fs::create_dir_all(&folder)?;
-        let text = fs::read_to_string(folder.join("next-node")).unwrap_or_default();
-        let next_node = text.trim().parse().unwrap_or(FIRST_NODE);
+        let folder = Folder::open(folder)?;
+        let next_node = folder.next_node();
         let state = State {
             next_node,
             reserved: next_node,
@@ -113,118 +108,100 @@ impl Registry {
             cache,
             connection,
             state: RwLock::new(state),
-            saving: Mutex::default(),
             changes: Arc::new(watch::channel(0).0),
         })
     }
 
-    /// What the server before us had open, except what cannot be opened without the store.
-    pub fn saved(&self) -> Vec<(Spec, u64, BTreeSet<String>, Mode)> {
-        let Ok(files) = fs::read_dir(&self.folder) else {
-            return Vec::new();
-        };
-        let paths = files.flatten().map(|file| file.path());
-        let saved = paths.filter(|path| path.extension().is_some_and(|kind| kind == "stack"));
-        saved
-            .filter_map(
-                |path| match serde_json::from_slice::<Saved>(&fs::read(&path).ok()?) {
-                    Ok(Saved {
-                        spec,
-                        node,
-                        holders,
-                        mode,
-                    }) => Some((spec, node, holders, mode)),
-                    Err(error) => {
-                        log::line(format_args!("{} cannot be read: {error}", path.display()));
-                        None
-                    }
-                },
-            )
-            .collect()
-    }
-
-    pub fn forget_saved(&self) {
-        for (spec, ..) in self.saved() {
-            if let Ok((_, id)) = spec.ids() {
-                let _ = fs::remove_file(self.file(&id.to_string()));
-            }
-        }
-        let _ = fs::remove_file(self.folder.join("negotiated"));
-    }
-
-    /// What the kernel agreed to when the mount was made; None before.
-    pub fn negotiated(&self) -> Option<Negotiated> {
-        serde_json::from_slice(&fs::read(self.folder.join("negotiated")).ok()?).ok()
-    }
-
     pub fn save_negotiated(&self, with: &Negotiated) {
-        let bytes = serde_json::to_vec(with).unwrap_or_default();
-        if let Err(error) = write_whole(&self.folder.join("negotiated"), &bytes) {
+        if let Err(error) = self.folder.save_negotiated(with) {
             log::line(format_args!(
                 "what the kernel agreed to is not saved: {error}"
             ));
         }
     }
 
-    /// The name of a stack of this spec if it is open; `holder` holds it from now on.
-    pub fn join(&self, id: &Id, holder: &str) -> io::Result<Option<Arc<OpenStack>>> {
-        let mut state = self.state.write();
-        let Some(node) = state.by_name.get(&id.to_string()).copied() else {
+    /// The stack of this spec if it is open; `holder` holds it from now on.
+    pub fn join(&self, spec: &Spec, id: &Id, holder: &str) -> io::Result<Option<Arc<OpenStack>>> {
+        let holders = BTreeSet::from([holder.to_owned()]);
+        self.join_with(&mut self.state.write(), spec, id, &holders)
+    }
+
+    fn join_with(
+        &self,
+        state: &mut State,
+        spec: &Spec,
+        id: &Id,
+        holders: &BTreeSet<String>,
+    ) -> io::Result<Option<Arc<OpenStack>>> {
+        let State {
+            by_name, by_node, ..
+        } = state;
+        let node = by_name.get(&id.to_string());
+        let Some(held) = node.and_then(|node| by_node.get_mut(node)) else {
             return Ok(None);
         };
-        let Some(held) = state.by_node.get_mut(&node) else {
-            return Ok(None);
-        };
-        if held.holders.insert(holder.to_owned()) {
-            let saved = self.save(held);
-            if saved.is_err() {
-                held.holders.remove(holder);
-            }
-            saved?;
+        let (before, kind) = (held.holders.clone(), held.spec.kind);
+        held.holders.extend(holders.iter().cloned());
+        if spec.kind == Kind::Memory {
+            held.spec.kind = Kind::Memory; // an error would end who maps it
+        }
+        if held.holders != before || held.spec.kind != kind {
+            self.save(held).inspect_err(|_| {
+                held.holders = before;
+                held.spec.kind = kind;
+            })?;
+            held.stack.set_kind(held.spec.kind);
         }
         Ok(Some(Arc::clone(&held.stack)))
     }
 
-    /// Adds a stack made of these files, or joins one that came meanwhile.
+    /// Adds a stack made of these files, or joins one that came meanwhile. The files are released
+    /// unless they are the new stack's.
     pub fn add(
         &self,
         spec: &Spec,
         id: Id,
         stack: Stack,
         files: Vec<Arc<LayerFile>>,
-        before: Option<(u64, Mode)>,
+        before: Option<Before>,
         holders: BTreeSet<String>,
     ) -> io::Result<Arc<OpenStack>> {
         let mut state = self.state.write();
-        let name = id.to_string();
-        let (node, mode) = match before {
-            Some(before) => before,
-            None => (self.new_node(&mut state)?, Mode::Undecided),
+        let joined = self.join_with(&mut state, spec, &id, &holders);
+        let before = match before {
+            Some(before) => Ok(before),
+            None => self.new_node(&mut state).map(|node| Before {
+                node,
+                mode: Mode::Undecided,
+                opens: 0,
+            }),
         };
-        if let Some(held) = state
-            .by_name
-            .get(&name)
-            .copied()
-            .and_then(|n| state.by_node.get_mut(&n))
-        {
-            held.holders.extend(holders);
-            self.save(held)?;
+        let (joined, before) = match (joined, before) {
+            (Ok(joined), Ok(before)) => (joined, before),
+            (Err(error), _) | (_, Err(error)) => {
+                files.iter().for_each(|file| self.cache.release(file));
+                return Err(error);
+            }
+        };
+        if let Some(stack) = joined {
             files.iter().for_each(|file| self.cache.release(file));
-            return Ok(Arc::clone(&held.stack));
+            return Ok(stack);
         }
         let changes = Arc::clone(&self.changes);
+        let node = before.node;
         let stack = Arc::new(OpenStack::new(id, node, spec.kind, stack, files, changes));
-        let spec = spec.clone();
         let held = Held {
             stack: Arc::clone(&stack),
-            spec,
+            spec: spec.clone(),
             holders,
-            opens: 0,
-            mode,
+            opens: before.opens,
+            mode: before.mode,
         };
-        self.save(&held)?;
+        self.save(&held).inspect_err(|_| {
+            stack.files.iter().for_each(|file| self.cache.release(file));
+        })?;
         stack.files.iter().for_each(|file| file.pin());
-        state.by_name.insert(name, node);
+        state.by_name.insert(id.to_string(), node);
         state.by_node.insert(node, held);
         Ok(stack)
     }
@@ -232,10 +209,7 @@ impl Registry {
     fn new_node(&self, state: &mut State) -> io::Result<u64> {
         if state.next_node >= state.reserved {
             let reserved = state.next_node + NODES;
-            write_whole(
-                &self.folder.join("next-node"),
-                reserved.to_string().as_bytes(),
-            )?;
+            self.folder.set_next_node(reserved)?;
             state.reserved = reserved;
         }
         state.next_node += 1;
@@ -265,20 +239,11 @@ impl Registry {
             if held.holders.len() == before {
                 continue;
             }
-            if !held.holders.is_empty() {
-                if let Err(error) = self.save(held) {
-                    log::line(format_args!(
-                        "holders of {} are not saved: {error}",
-                        held.stack.id
-                    ));
-                }
-                continue;
+            self.save_or_tell(held);
+            if held.holders.is_empty() {
+                names.push(held.stack.id.to_string());
+                self.drop_if_unused(&mut state, node);
             }
-            let name = held.stack.id.to_string();
-            let _ = fs::remove_file(self.file(&name));
-            state.by_name.remove(&name);
-            names.push(name);
-            self.drop_if_unused(&mut state, node);
         }
         drop(state);
         // Not under our lock: the kernel may hold the folder while it waits for a look-up's answer.
@@ -295,6 +260,9 @@ impl Registry {
         let Some(held) = state.by_node.remove(&node) else {
             return;
         };
+        let name = held.stack.id.to_string();
+        self.folder.forget(&name);
+        state.by_name.remove(&name);
         if let Mode::Passed(backing) = held.mode {
             let _ = self.connection.backing_close(backing);
         }
@@ -317,14 +285,9 @@ impl Registry {
         }
         if held.mode == Mode::Undecided {
             held.mode = self.decide(&held.stack, passthrough);
-            if let Err(error) = self.save(held) {
-                log::line(format_args!(
-                    "how stack {} is read is not saved: {error}",
-                    held.stack.id
-                ));
-            }
         }
         held.opens += 1;
+        self.save_or_tell(held); // before the kernel knows: a successor must answer as we do
         Some(held.mode)
     }
 
@@ -353,6 +316,7 @@ impl Registry {
         let mut state = self.state.write();
         if let Some(held) = state.by_node.get_mut(&node) {
             held.opens = held.opens.saturating_sub(1);
+            self.save_or_tell(held);
         }
         self.drop_if_unused(&mut state, node);
     }
@@ -360,7 +324,7 @@ impl Registry {
     pub fn by_name(&self, name: &str) -> Option<Arc<OpenStack>> {
         let state = self.state.read();
         let held = state.by_node.get(state.by_name.get(name)?)?;
-        Some(Arc::clone(&held.stack))
+        (!held.holders.is_empty()).then(|| Arc::clone(&held.stack))
     }
 
     pub fn by_node(&self, node: u64) -> Option<Arc<OpenStack>> {
@@ -387,22 +351,17 @@ impl Registry {
             node: held.stack.node,
             holders: held.holders.clone(),
             mode: held.mode,
+            opens: held.opens,
         };
-        let _one = self.saving.lock();
-        write_whole(
-            &self.file(&held.stack.id.to_string()),
-            &serde_json::to_vec(&saved)?,
-        )
+        self.folder.save(&held.stack.id.to_string(), &saved)
     }
 
-    fn file(&self, name: &str) -> PathBuf {
-        self.folder.join(format!("{name}.stack"))
+    fn save_or_tell(&self, held: &Held) {
+        if let Err(error) = self.save(held) {
+            log::line(format_args!(
+                "stack {} is not saved: {error}",
+                held.stack.id
+            ));
+        }
     }
-}
-
-/// In place of what was there, whole or not at all. The folder lives in memory: nothing to sync.
-fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let draft = path.with_extension("new");
-    fs::write(&draft, bytes)?;
-    fs::rename(&draft, path)
 }

@@ -11,14 +11,14 @@ use tokio::task::block_in_place;
 use tokio::time::sleep;
 
 use crate::cache::file::buffer;
-use crate::fetch::{Fetcher, Urgency};
-use crate::flight::{Plain, Progress, Trouble};
+use crate::fetch::Fetcher;
+use crate::flight::{Plain, Progress, Trouble, Urgency};
 use crate::open::{Kind, OpenStack};
 
 /// A wait so long is worth telling.
 const NOTICED: Duration = Duration::from_secs(1);
-/// A chunk may be evicted between its arrival and the read, under pressure even again.
-const TRIES: usize = 100;
+/// Before asking again for what somebody else was to fetch and did not.
+const AGAIN: Duration = Duration::from_millis(100);
 
 /// A range of bytes asked for.
 #[derive(Clone, Copy, Debug)]
@@ -48,28 +48,24 @@ pub async fn read(
     let cancelled = Arc::new(Notify::new());
     let tell = Arc::clone(&cancelled);
     reply.on_cancel(Box::new(move || tell.notify_one()));
+    let end = Instant::now() + patience;
+    let _wait = stack.wait();
     let (first, count, skip) = range.blocks();
     let mut bytes = buffer(count as usize * BLOCK);
-    for _ in 0..TRIES {
-        match block_in_place(|| stack.read_now(first, &mut bytes)) {
-            Ok(true) => return reply.data(&bytes[skip..skip + range.size as usize]),
-            Ok(false) => {}
-            Err(error) => {
-                stack.set_fault(&format!("the cache cannot be read: {error}").into(), true);
-                return reply.error(Errno::IO);
-            }
-        }
+    let all = skip..skip + range.size as usize;
+    // Again when something was evicted before it was read, or given up by who was to fetch it.
+    while !block_in_place(|| stack.read_now(first, &mut bytes)) {
         let waited = tokio::select! {
-            waited = fill(&stack, &fetcher, first, &mut bytes, patience) => waited,
+            waited = fill(&stack, &fetcher, first, &mut bytes, end) => waited,
             () = cancelled.notified() => Err(Errno::INTR),
         };
         match waited {
-            Ok(true) => return reply.data(&bytes[skip..skip + range.size as usize]),
+            Ok(true) => break,
             Ok(false) => {}
             Err(error) => return reply.error(error),
         }
     }
-    reply.error(Errno::IO);
+    reply.data(&bytes[all]);
 }
 
 /// Waits for what a range lacks and lays it into `bytes`; false if the rest must be read again.
@@ -78,25 +74,26 @@ async fn fill(
     fetcher: &Arc<Fetcher>,
     first: u32,
     bytes: &mut [u8],
-    patience: Duration,
+    end: Instant,
 ) -> Result<bool, Errno> {
     let count = (bytes.len() / BLOCK) as u32;
     let missing = stack.missing(first, count);
-    let waits = ask(stack, fetcher, &missing);
-    let deadline = (stack.kind == Kind::Disk).then(|| Instant::now() + patience);
     let mut plains = std::collections::HashMap::new();
-    for (layer, chunk, progress) in waits {
-        let plain = arrival(stack, progress.clone(), deadline)
-            .await
-            .map_err(|trouble| {
+    for (layer, chunk, progress) in ask(stack, fetcher, &missing) {
+        match arrival(stack, progress.clone(), end).await {
+            Ok(Some(plain)) => drop(plains.insert((layer, chunk), plain)),
+            Ok(None) => {
+                sleep(AGAIN).await;
+                return Ok(false);
+            }
+            Err(trouble) => {
                 give_up(stack, progress, &trouble);
-                Errno::IO
-            })?;
-        plains.insert((layer, chunk), plain);
+                return Err(Errno::IO);
+            }
+        }
     }
-    stack.clear_fault(false);
     let arrived = |layer, chunk| plains.get(&(layer, chunk)).map(|plain: &Plain| &plain[..]);
-    block_in_place(|| stack.assemble(first, bytes, arrived)).map_err(|_| Errno::IO)
+    Ok(block_in_place(|| stack.assemble(first, bytes, arrived)))
 }
 
 type Wait = (usize, u32, watch::Receiver<Progress>);
@@ -114,46 +111,53 @@ fn ask(stack: &Arc<OpenStack>, fetcher: &Arc<Fetcher>, missing: &[(usize, u32)])
                 .into_iter()
                 .map(|(chunk, progress)| (layer, chunk, progress)),
         );
-        for (_, chunk) in part {
-            let ahead = stack
-                .ahead(layer, *chunk)
-                .filter(|chunk| !file.may_have(*chunk));
-            let ahead: Vec<u32> = ahead.collect();
-            drop(fetcher.request(file, ahead, Urgency::Ahead));
-        }
+        ask_ahead(stack, fetcher, part);
     }
     waits
 }
 
-/// The chunk when it is here; the trouble when patience is over.
+/// Has what follows chunks of one layer fetched, if they are read one after another.
+pub fn ask_ahead(stack: &OpenStack, fetcher: &Arc<Fetcher>, part: &[(usize, u32)]) {
+    let (Some((layer, first)), Some((_, last))) = (part.first(), part.last()) else {
+        return;
+    };
+    let file = &stack.files[*layer];
+    let ahead = stack.ahead(*layer, *first, *last);
+    let ahead = ahead.filter(|chunk| !file.may_have(*chunk));
+    drop(fetcher.request(file, ahead, Urgency::Ahead));
+}
+
+/// The chunk when it is here, None when nobody fetches it any more; the trouble when patience ends.
 async fn arrival(
     stack: &OpenStack,
     mut progress: watch::Receiver<Progress>,
-    deadline: Option<Instant>,
-) -> Result<Plain, Trouble> {
+    end: Instant,
+) -> Result<Option<Plain>, Trouble> {
     let begun = Instant::now();
     loop {
         let trouble = match &*progress.borrow_and_update() {
-            Progress::Ready(plain) => return Ok(Arc::clone(plain)),
+            Progress::Ready(plain) => return Ok(Some(Arc::clone(plain))),
             Progress::Waiting(trouble) => trouble.clone(),
         };
         let slow = || Trouble {
             message: "the store does not answer".into(),
             lasting: false,
         };
-        let over = deadline.is_some_and(|deadline| Instant::now() >= deadline);
-        let hopeless = deadline.is_some() && trouble.as_ref().is_some_and(|t| t.lasting);
-        if over || hopeless {
+        let fails = stack.kind() == Kind::Disk;
+        let hopeless = trouble.as_ref().is_some_and(|trouble| trouble.lasting);
+        if fails && (hopeless || Instant::now() >= end) {
             return Err(trouble.unwrap_or_else(slow));
         }
         if trouble.is_some() || begun.elapsed() >= NOTICED {
             stack.set_fault(&trouble.unwrap_or_else(slow).message, false);
         }
+        let left = end.saturating_duration_since(Instant::now());
+        let look = if fails { left.min(NOTICED) } else { NOTICED };
         tokio::select! {
             changed = progress.changed() => if changed.is_err() {
-                return Err(Trouble { message: "its fetch was given up".into(), lasting: false });
+                return Ok(None);
             },
-            () = sleep(NOTICED) => {}
+            () = sleep(look) => {}
         }
     }
 }
@@ -166,7 +170,14 @@ fn give_up(stack: &Arc<OpenStack>, mut progress: watch::Receiver<Progress>, trou
     }
     let stack = Arc::downgrade(stack);
     tokio::spawn(async move {
-        let _ = progress.wait_for(|p| matches!(p, Progress::Ready(_))).await;
+        loop {
+            tokio::select! {
+                _ = progress.wait_for(|p| matches!(p, Progress::Ready(_))) => break,
+                () = sleep(NOTICED) => if stack.strong_count() == 0 {
+                    return; // nobody will read
+                },
+            }
+        }
         if let Some(stack) = stack.upgrade() {
             stack.probing.store(false, Ordering::Release);
             stack.clear_fault(true);

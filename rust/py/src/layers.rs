@@ -105,7 +105,8 @@ pub struct WrittenLayer {
     fresh_bytes: u64,
 }
 
-/// Writes a layer of `blocks` blocks from `spans` (first block, count, byte offset in `source`) and
+/// Writes a layer of `blocks` blocks from `spans` (first block, count, byte offset in `source` or None
+/// for zeroes) and
 /// its new chunks to a pack at `pack`. `window` is the fixed length of chunks in blocks, 0 cuts by
 /// content. `known` is called with ids of chunks and answers with their places or None.
 #[pyfunction]
@@ -113,7 +114,7 @@ pub fn write_layer(
     py: Python<'_>,
     source: PathBuf,
     blocks: u32,
-    spans: Vec<(u32, u32, u64)>,
+    spans: Vec<(u32, u32, Option<u64>)>,
     window: u16,
     known: Py<PyAny>,
     pack: PathBuf,

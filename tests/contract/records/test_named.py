@@ -12,7 +12,7 @@ from agentenv.template.named import find_build, name_image
 async def records(tmp_path):
     store = await SqlRecords.open_sqlite(tmp_path / "state.db")
     for name in ("one", "two"):
-        await store.put_image(ImageRow(name, name, "d", datetime.now(UTC), (), {}))
+        await store.put_image(ImageRow(name, name, "d", datetime.now(UTC), {}))
     yield store
     await store.close()
 

@@ -24,7 +24,7 @@ async def records(tmp_path: Path):
 
 
 def image(name: str = "img", **more) -> ImageRow:
-    return replace(ImageRow(name, f"ref/{name}", "sha256:0", NOW, ("a", "b"), {"k": [1]}), **more)
+    return replace(ImageRow(name, f"ref/{name}", "sha256:0", NOW, {"k": [1]}), **more)
 
 
 def sandbox(name: str = "sbx", **more) -> SandboxRow:
@@ -42,13 +42,6 @@ async def test_images_come_back_whole_by_id_and_newest_by_reference(records):
     assert [row.id for row in await records.images()] == ["img2", "img"]
 
 
-async def test_replacing_an_image_replaces_its_layers(records):
-    await records.put_image(image())
-    await records.put_image(image(layers=("c",)))
-    assert (await records.image("img")).layers == ("c",)
-    assert await records.layers_in_use() == {"c"}
-
-
 async def test_an_image_in_use_is_not_dropped(records):
     await records.put_image(image())
     await records.put_template(TemplateRow("tpl", ("base",), {"default": "b"}, NOW))
@@ -60,7 +53,7 @@ async def test_an_image_in_use_is_not_dropped(records):
         assert caught.value.code == "image_in_use"
         await hold
     await records.drop_image("img")
-    assert await records.image("img") is None and await records.layers_in_use() == set()
+    assert await records.image("img") is None
 
 
 async def test_templates_have_unique_names_and_tags(records):

@@ -70,11 +70,11 @@ def test_a_create_on_a_full_disk_is_refused_and_leaves_nothing(small, filled):
 
 def test_a_pull_on_a_full_disk_is_refused_and_leaves_nothing(small, filled, tmp_path):
     (tmp_path / "file").write_bytes(os.urandom(3_000_000))
-    keys = sorted(small.home.glob("blobs/*/*/*"))
+    keys = sorted(small.home.glob("store/*/*/*"))
     done = small.cli("image", "pull", f"dir:{tmp_path}")
     assert done.returncode == 71 and b"no space is left" in done.stderr
-    assert sorted(small.home.glob("blobs/*/*/*")) == keys
-    assert not list(small.home.glob("blobs/drafts/*"))
+    assert sorted(small.home.glob("store/*/*/*")) == keys
+    assert not list(small.home.glob("drafts/*"))
 
 
 def test_it_goes_on_when_there_is_space_again(small):

@@ -23,8 +23,3 @@ def layout(tmp_path):
     config = {"Env": ["A=b"], "Cmd": ["/bin/x"], "User": "1000:7", "WorkingDir": "/w"}
     corpus.write(path, layers, config)
     return path
-
-
-async def nothing_stored(blobs, tmp_path):
-    """True if neither a blob nor a draft is there."""
-    return not await blobs.keys() and not list((tmp_path / "blobs" / "drafts").glob("*"))

@@ -8,7 +8,7 @@ import tarfile
 
 import pytest
 from tests import corpus
-from tests.integration.image.conftest import nothing_stored
+from tests.library import nothing_stored, stored
 
 from agentenv.errors import ImageError
 
@@ -93,13 +93,14 @@ async def test_docker_save_of_several(catalog, tmp_path):
     assert await catalog.pull(f"docker-archive:{path}:b:1")
 
 
-async def test_layers_are_shared_over_all_forms(catalog, layout, blobs, tmp_path):
+async def test_layers_are_shared_over_all_forms(catalog, layout, library, tmp_path):
     corpus.write(layout, LAYERS, tag="two")
     await catalog.pull(f"oci:{layout}:two")
-    keys = await blobs.keys()
+    keys = {key for key in await stored(library) if not key.startswith(("claim/", "image/"))}
     docker_save(tmp_path / "saved.tar", LAYERS)
     await catalog.pull(f"docker-archive:{tmp_path / 'saved.tar'}")
-    assert await blobs.keys() == keys
+    new = {key.partition("/")[0] for key in await stored(library) - keys}
+    assert new == {"claim", "image"}
 
 
 def damage(layout, part):
@@ -113,7 +114,7 @@ def damage(layout, part):
 
 @pytest.mark.parametrize("part", ["manifest", "config", "layer"])
 @pytest.mark.parametrize("how", ["flip", "cut", "missing"])
-async def test_damage_is_told_and_leaves_nothing(catalog, layout, blobs, tmp_path, part, how):
+async def test_damage_is_told_and_leaves_nothing(catalog, layout, library, tmp_path, part, how):
     path = damage(layout, part)
     data = path.read_bytes()
     if how == "missing":
@@ -123,20 +124,20 @@ async def test_damage_is_told_and_leaves_nothing(catalog, layout, blobs, tmp_pat
     with pytest.raises(ImageError) as caught:
         await catalog.pull(f"oci:{layout}")
     assert caught.value.code == ("archive_invalid" if how == "missing" else "digest_mismatch")
-    assert await nothing_stored(blobs, tmp_path)
+    assert await nothing_stored(library, tmp_path / "home")
 
 
 @pytest.mark.parametrize("content", [b"", b"no archive", b"\x1f\x8bgarbage"])
 @pytest.mark.parametrize("kind", ["docker-archive", "oci-archive"])
-async def test_what_is_no_archive(catalog, blobs, tmp_path, content, kind):
+async def test_what_is_no_archive(catalog, library, tmp_path, content, kind):
     path = tmp_path / "file"
     path.write_bytes(content)
     with pytest.raises(ImageError):
         await catalog.pull(f"{kind}:{path}")
-    assert await nothing_stored(blobs, tmp_path)
+    assert await nothing_stored(library, tmp_path / "home")
 
 
-async def test_a_layer_that_is_not_what_the_configuration_names(catalog, blobs, tmp_path):
+async def test_a_layer_that_is_not_what_the_configuration_names(catalog, library, tmp_path):
     path = tmp_path / "saved.tar"
     honest = corpus.Layer("plain").add("a", data=b"1")
     docker_save(path, [honest])
@@ -145,7 +146,7 @@ async def test_a_layer_that_is_not_what_the_configuration_names(catalog, blobs, 
     with pytest.raises(ImageError) as caught:
         await catalog.pull(f"docker-archive:{path}")
     assert caught.value.code == "digest_mismatch"
-    assert await nothing_stored(blobs, tmp_path)
+    assert await nothing_stored(library, tmp_path / "home")
 
 
 async def test_a_layout_cannot_name_files_outside(catalog, layout, tmp_path):

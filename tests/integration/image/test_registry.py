@@ -7,12 +7,11 @@ import signal
 import pytest
 from tests import corpus
 from tests.integration.image import registries
-from tests.integration.image.conftest import nothing_stored
+from tests.library import nothing_stored, opened
 
 from agentenv.errors import ImageError, InfraError
 from agentenv.image.reference import RegistryImage
 from agentenv.image.registry import RegistrySettings, endpoints, is_loopback
-from agentenv.layer.catalog import ImageCatalog
 
 
 async def test_a_real_registry(catalog, layout, tmp_path):
@@ -29,13 +28,13 @@ async def test_a_real_registry(catalog, layout, tmp_path):
         assert (caught.value.code, caught.value.http_status) == ("image_not_found", 404)
 
 
-async def test_a_real_registry_with_a_login(catalog, layout, tmp_path, no_login, blobs):
+async def test_a_real_registry_with_a_login(catalog, layout, tmp_path, no_login, library):
     with registries.real(tmp_path / "registry", auth=True) as registry:
         registry.push(layout, "app")
         with pytest.raises(ImageError) as caught:
             await catalog.pull(f"{registry.host}/app")
         assert caught.value.code == "image_denied" and "docker login" in caught.value.message
-        assert await nothing_stored(blobs, tmp_path)
+        assert await nothing_stored(library, tmp_path / "home")
         registries.docker_config(no_login, registry.host)
         assert (await catalog.pull(f"{registry.host}/app")).size > 1_000_000
 
@@ -103,7 +102,7 @@ async def test_a_registry_without_ranges_is_read_from_the_start(catalog, layout)
     ],
 )  # fmt: skip
 async def test_what_a_registry_does_wrong_is_told_and_leaves_nothing(
-    catalog, layout, blobs, tmp_path, faults, code, monkeypatch
+    catalog, layout, library, tmp_path, faults, code, monkeypatch
 ):
     monkeypatch.setattr("agentenv.image.transport.FIRST_DELAY", 0.001)
     with registries.faulty(layout) as registry:
@@ -111,10 +110,10 @@ async def test_what_a_registry_does_wrong_is_told_and_leaves_nothing(
         with pytest.raises((ImageError, InfraError)) as caught:
             await catalog.pull(f"{registry.host}/x")
     assert caught.value.code == code
-    assert await nothing_stored(blobs, tmp_path)
+    assert await nothing_stored(library, tmp_path / "home")
 
 
-async def test_a_layer_of_the_right_size_and_wrong_content(catalog, layout, blobs, tmp_path):
+async def test_a_layer_of_the_right_size_and_wrong_content(catalog, layout, library, tmp_path):
     doc = json.loads((layout / "index.json").read_text())
     manifest = json.loads(registries.RealRegistry.blob(layout, doc["manifests"][0]["digest"]))
     largest = manifest["layers"][2]
@@ -125,10 +124,10 @@ async def test_a_layer_of_the_right_size_and_wrong_content(catalog, layout, blob
     with registries.faulty(layout) as registry, pytest.raises(ImageError) as caught:
         await catalog.pull(f"{registry.host}/x")
     assert caught.value.code == "digest_mismatch"
-    assert await nothing_stored(blobs, tmp_path)
+    assert await nothing_stored(library, tmp_path / "home")
 
 
-async def test_a_registry_killed_in_the_middle(catalog, layout, blobs, tmp_path, monkeypatch):
+async def test_a_registry_killed_in_the_middle(catalog, layout, library, tmp_path, monkeypatch):
     monkeypatch.setattr("agentenv.image.transport.FIRST_DELAY", 0.01)
     big = tmp_path / "big"
     corpus.write(big, [corpus.Layer("plain").add("big", data=corpus.noise(80_000_000))])
@@ -148,10 +147,10 @@ async def test_a_registry_killed_in_the_middle(catalog, layout, blobs, tmp_path,
         with pytest.raises(InfraError) as caught:
             await pull
     assert caught.value.code == "registry_unreachable"
-    assert await nothing_stored(blobs, tmp_path)
+    assert await nothing_stored(library, tmp_path / "home")
 
 
-async def test_a_cancelled_pull_leaves_nothing(catalog, layout, blobs, tmp_path):
+async def test_a_cancelled_pull_leaves_nothing(catalog, layout, library, tmp_path):
     with registries.faulty(layout) as registry:
         registry.faults = {"blobs": [None, None, None, ("stall", 10)]}
         pull = asyncio.ensure_future(catalog.pull(f"{registry.host}/x"))
@@ -159,22 +158,20 @@ async def test_a_cancelled_pull_leaves_nothing(catalog, layout, blobs, tmp_path)
         pull.cancel()
         with pytest.raises(asyncio.CancelledError):
             await pull
-    assert await nothing_stored(blobs, tmp_path)
+    assert await nothing_stored(library, tmp_path / "home")
 
 
-async def test_a_mirror_is_asked_first_and_passed_over_when_it_fails(
-    layout, blobs, records, tmp_path, monkeypatch
-):
+async def test_a_mirror_is_asked_first_and_passed_over_when_it_fails(layout, tmp_path, monkeypatch):
     monkeypatch.setattr("agentenv.image.transport.FIRST_DELAY", 0.001)
     with registries.faulty(layout) as mirror, registries.faulty(layout) as own:
-        settings = RegistrySettings(mirrors=(f"{own.host}=http://{mirror.host}",))
-        catalog = ImageCatalog(tmp_path, blobs, records, settings)
-        image = await catalog.pull(f"{own.host}/x")
-        assert mirror.seen and not own.seen
-        await catalog.remove(image.id)
-        mirror.faults = {"manifests": [404], "blobs": [500] * 3}
-        await catalog.pull(f"{own.host}/x")
-        assert own.seen
+        mirrors = (f"{own.host}=http://{mirror.host}",)
+        async with opened(tmp_path / "home", registry_mirrors=mirrors) as library:
+            image = await library.catalog.pull(f"{own.host}/x")
+            assert mirror.seen and not own.seen
+            await library.catalog.remove(image.id)
+            mirror.faults = {"manifests": [404], "blobs": [500] * 3}
+            await library.catalog.pull(f"{own.host}/x")
+            assert own.seen
 
 
 async def test_a_foreign_platform_is_told(catalog, tmp_path):

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 from tests import corpus
-from tests.integration.image.conftest import nothing_stored
+from tests.library import nothing_stored
 
 from agentenv.errors import ImageError
 from agentenv.layer.verify import verify
@@ -29,9 +29,9 @@ def tree(tmp_path):
     return root
 
 
-async def test_a_folder_keeps_everything_but_sockets(catalog, tree, tmp_path, blobs):
+async def test_a_folder_keeps_everything_but_sockets(catalog, tree, tmp_path, library):
     image = await catalog.pull(f"dir:{tree}")
-    verdict = await verify(blobs, image, catalog.settings)
+    verdict = await verify(library.layers, image, catalog.settings)
     assert verdict.differences == () and verdict.source == "the same"
     assert verdict.entries == 8  # root, d, file, linked, sym, fifo, null, café
     assert image.config.cmd == ("/bin/sh",)
@@ -66,17 +66,17 @@ async def test_what_is_not_there(catalog, tmp_path, reference):
      (corpus.Layer().add("a", data=b"x" * 9000).tar()[:5000], "image_invalid"),
      (gzip.compress(corpus.Layer().add("a", data=corpus.noise(9000)).tar())[:4000], "image_invalid")],
 )  # fmt: skip
-async def test_a_bad_tar_is_told_and_leaves_nothing(catalog, blobs, tmp_path, content, code):
+async def test_a_bad_tar_is_told_and_leaves_nothing(catalog, library, tmp_path, content, code):
     path = tmp_path / "bad.tar"
     path.write_bytes(content)
     with pytest.raises(ImageError) as caught:
         await catalog.pull(f"tar:{path}")
     assert caught.value.code == code
-    assert await nothing_stored(blobs, tmp_path)
+    assert await nothing_stored(library, tmp_path / "home")
 
 
-async def test_a_suite_that_does_not_exist(catalog, blobs, tmp_path):
+async def test_a_suite_that_does_not_exist(catalog, library, tmp_path):
     with pytest.raises(ImageError) as caught:
         await catalog.pull("debootstrap:no-such-suite")
     assert caught.value.code == "build_failed"
-    assert await nothing_stored(blobs, tmp_path)
+    assert await nothing_stored(library, tmp_path / "home")

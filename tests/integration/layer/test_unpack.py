@@ -1,13 +1,12 @@
 """The corpus of traps, as Linux mounts it, against GNU tar with overlayfs and against umoci."""
 
-import shutil
 import subprocess
 
 import pytest
 from tests import corpus
+from tests.library import flat
 
 from agentenv.host.mount import mounted
-from agentenv.layer.catalog import ImageCatalog
 
 
 @pytest.fixture
@@ -21,15 +20,10 @@ def layers(tmp_path):
     ]
 
 
-async def pulled(catalog: ImageCatalog, layout, tmp_path):
+async def pulled(library, layout, tmp_path):
     """The flat image of a layout, as one file."""
-    image = await catalog.pull(f"oci:{layout}")
-    flat = tmp_path / "flat"
-    with flat.open("wb") as out:
-        for part in await catalog.segments(image.id):
-            with part.open("rb") as file:
-                shutil.copyfileobj(file, out, 1 << 20)
-    return flat
+    image = await library.catalog.pull(f"oci:{layout}")
+    return await flat(library, image, tmp_path / "flat")
 
 
 def differences(wanted, found):
@@ -37,13 +31,13 @@ def differences(wanted, found):
     return {n: (wanted.get(n), found.get(n)) for n in names if wanted.get(n) != found.get(n)}
 
 
-async def test_the_whole_corpus_is_what_overlayfs_makes_of_it(layers, catalog, tmp_path):
+async def test_the_whole_corpus_is_what_overlayfs_makes_of_it(layers, library, tmp_path):
     layout = tmp_path / "layout"
     corpus.write(layout, layers)
-    flat = await pulled(catalog, layout, tmp_path)
+    disk = await pulled(library, layout, tmp_path)
     with corpus.reference(tmp_path / "reference", layers) as root:
         wanted = corpus.facts(root)
-    async with mounted(flat, "erofs", ("ro", "loop")) as root:
+    async with mounted(disk, "erofs", ("ro", "loop")) as root:
         found = corpus.facts(root)
     different = differences(wanted, found)
     # overlayfs counts the links of a lower inode, of which some may be hidden by now.
@@ -55,15 +49,15 @@ async def test_the_whole_corpus_is_what_overlayfs_makes_of_it(layers, catalog, t
     assert len(found) > 350
 
 
-async def test_umoci_agrees_where_it_has_the_same_rules(catalog, tmp_path):
+async def test_umoci_agrees_where_it_has_the_same_rules(library, tmp_path):
     layers = [corpus.base_layer(), corpus.empty_layer(), corpus.sparse_layer(tmp_path, 1 << 20)]
     layout = tmp_path / "layout"
     corpus.write(layout, layers)
-    flat = await pulled(catalog, layout, tmp_path)
+    disk = await pulled(library, layout, tmp_path)
     argv = ["umoci", "unpack", "--image", f"{layout}:latest", tmp_path / "bundle"]
     subprocess.run(argv, check=True, capture_output=True)
     wanted = corpus.facts(tmp_path / "bundle" / "rootfs")
-    async with mounted(flat, "erofs", ("ro", "loop")) as root:
+    async with mounted(disk, "erofs", ("ro", "loop")) as root:
         found = corpus.facts(root)
     for tree in (wanted, found):
         for fact in tree.values():
@@ -73,10 +67,10 @@ async def test_umoci_agrees_where_it_has_the_same_rules(catalog, tmp_path):
     assert not differences(wanted, found)
 
 
-async def test_the_tools_checker_finds_nothing_wrong(layers, catalog, tmp_path, tools):
+async def test_the_tools_checker_finds_nothing_wrong(layers, library, tmp_path, tools):
     layout = tmp_path / "layout"
     corpus.write(layout, layers)
-    flat = await pulled(catalog, layout, tmp_path)
+    disk = await pulled(library, layout, tmp_path)
     fsck = tools.find("fsck.erofs")
-    done = subprocess.run([fsck, flat], capture_output=True)
+    done = subprocess.run([fsck, disk], capture_output=True)
     assert done.returncode == 0, done.stderr.decode() + done.stdout.decode()

@@ -187,6 +187,21 @@ def test_a_missing_tool_says_what_for_and_the_remedy(wanted):
     assert "make setup" in finding.remedy
 
 
+@pytest.mark.parametrize(("release", "verdict"), [("6.9.0", "ok"), ("6.1.0-1-amd64", "warn")])
+def test_a_kernel_that_does_not_deliver_reads_again(release, verdict):
+    assert doctor.judge_block_server(replace(KERNEL, release=release)).verdict == verdict
+
+
+async def test_a_remote_store_is_asked_and_a_directory_left_alone(tmp_path):
+    config = Config(home=tmp_path / "home", store="s3://bucket?endpoint=http://127.0.0.1:1")
+    fault = await doctor._ask_store(config.store_url)
+    finding = doctor.judge_store(config.store_url, fault)
+    assert finding.verdict == "fail" and "127.0.0.1:1" in finding.found and finding.remedy
+    own = Config(home=tmp_path / "home")
+    assert await doctor._ask_store(own.store_url) is None and not own.home.exists()
+    assert doctor.judge_store(own.store_url, None).verdict == "ok"
+
+
 def test_guest_kernel():
     kernel = GuestKernel(Path("/k/vmlinuz"), (Path("/k/a.ko"),), "6.12")
     assert doctor.judge_guest_kernel(kernel).verdict == "ok"

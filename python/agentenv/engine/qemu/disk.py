@@ -25,8 +25,8 @@ SMALL_JOURNAL_MIB = 16  # a sandbox's disk is not shared and rarely synced
 BLOCK = 4096
 _LOCKS = KeyedLocks()
 
-Span = tuple[int, int, int]
-"""First block of the disk, blocks, byte offset in the file that holds them."""
+Span = tuple[int, int, int | None]
+"""First block of the disk, blocks, byte offset in the file that holds them; None for zeroes."""
 
 
 async def make_blank(path: Path, size_mib: int) -> None:
@@ -68,16 +68,18 @@ def data_spans(path: Path) -> list[Span]:
 async def written_spans(path: Path) -> list[Span]:
     """What a sandbox wrote to its disk: the clusters of a qcow2 that nobody writes now.
 
-    Zeroed clusters are not among them. Raises ProcessFailed, InfraError.
+    What it discarded is zeroes, and hides what lies below. Raises ProcessFailed, InfraError.
     """
     words = ("qemu-img", "map", "--output=json", "-f", "qcow2", str(path))
     spans: list[Span] = []
     for part in json.loads((await run(words)).stdout):
-        if part["depth"] != 0 or not part["data"] or part["zero"]:
+        if not part["present"]:
             continue
-        if part.get("compressed") or part["start"] % BLOCK or part["length"] % BLOCK:
+        offset = None if part["zero"] else part.get("offset")
+        whole = part["start"] % BLOCK == 0 and part["length"] % BLOCK == 0
+        if not whole or (offset is None and not part["zero"]):
             raise InfraError(f"{path.name} holds clusters in an unknown way", code="disk_format")
-        spans.append((part["start"] // BLOCK, part["length"] // BLOCK, part["offset"]))
+        spans.append((part["start"] // BLOCK, part["length"] // BLOCK, offset))
     return spans
 
 

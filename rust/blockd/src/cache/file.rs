@@ -10,7 +10,7 @@
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::ops::Range;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::Arc;
@@ -24,6 +24,7 @@ use agentenv_blocks::layer::Layer;
 use agentenv_blocks::{chunk, BLOCK};
 
 use super::bits::Bits;
+use crate::log;
 
 /// Memory that the kernel can read files into directly.
 pub type Buffer = AVec<u8, ConstAlign<BLOCK>>;
@@ -58,6 +59,7 @@ impl LayerFile {
     pub fn open(path: PathBuf, layer: Arc<Layer>) -> io::Result<Self> {
         let size = u64::from(layer.blocks()) * BLOCK as u64;
         let file = open_direct(&path)?;
+        let trusted = vouched(&path, &file, &layer)?;
         if file.metadata()?.len() != size {
             file.set_len(size)?;
         }
@@ -75,12 +77,11 @@ impl LayerFile {
             gate: RwLock::new(()),
             path,
         };
-        found.scan()?;
+        found.scan(trusted)?;
         Ok(found)
     }
 
-    fn scan(&self) -> io::Result<()> {
-        let trusted = self.mark().exists();
+    fn scan(&self, trusted: bool) -> io::Result<()> {
         let mut at = 0;
         for chunk in 0..self.layer.chunk_count() {
             if !trusted && !self.allocated(chunk, &mut at)? {
@@ -184,22 +185,28 @@ impl LayerFile {
     }
 
     /// Reads blocks that lie in one extent, at `data` in the layer's data; false if one is not here.
-    pub fn read(&self, block: u32, data: u32, out: &mut [u8]) -> io::Result<bool> {
-        let _gate = self.gate.read();
-        let end = data + (out.len() / BLOCK) as u32;
-        let mut chunk = self.layer.chunk_at(data);
-        loop {
-            if !self.has(chunk) {
-                return Ok(false);
+    pub fn read(&self, block: u32, data: u32, out: &mut [u8]) -> bool {
+        let last = self.layer.chunk_at(data + (out.len() / BLOCK) as u32 - 1);
+        let chunks = self.layer.chunk_at(data)..=last;
+        let done = {
+            let _gate = self.gate.read();
+            if !chunks.clone().all(|chunk| self.has(chunk)) {
+                return false;
             }
-            self.touch(chunk);
-            chunk += 1;
-            if chunk == self.layer.chunk_count() || self.layer.begin(chunk) >= end {
-                break;
+            self.file.read_exact_at(out, offset(block))
+        };
+        match done {
+            Ok(()) => chunks.for_each(|chunk| self.touch(chunk)),
+            Err(error) => {
+                let path = self.path.display();
+                log::line(format_args!("{path} cannot be read: {error}"));
+                for chunk in chunks {
+                    self.discard(chunk);
+                }
+                return false;
             }
         }
-        self.file.read_exact_at(out, offset(block))?;
-        Ok(true)
+        true
     }
 
     /// Reads a chunk that is here and verifies it; None if it is not here or damaged.
@@ -238,6 +245,10 @@ impl LayerFile {
 
     /// Says on disk that all is here, if it is, so that the next start need not look at each chunk.
     pub fn settle(&self) -> io::Result<()> {
+        if !self.complete() {
+            return Ok(());
+        }
+        let _gate = self.gate.read(); // nothing is taken away meanwhile
         let all = || (0..self.layer.chunk_count()).all(|chunk| self.has(chunk));
         if !self.whole.load(Ordering::Acquire) && all() {
             self.file.sync_all()?;
@@ -250,23 +261,26 @@ impl LayerFile {
     /// Takes a chunk away unless it was used since the last call, or the layer is pinned; the bytes
     /// that came free.
     pub fn evict(&self, chunk: u32) -> u64 {
-        if !self.present.get(chunk) || self.used.clear(chunk) {
+        if self.pinned() || !self.present.get(chunk) || self.used.clear(chunk) {
             return 0;
         }
         let _gate = self.gate.write();
         if self.pinned() {
             return 0;
         }
-        self.take_away(chunk)
+        let bytes = self.forget(chunk);
+        let _ = self.punch(chunk);
+        bytes
     }
 
-    /// Takes a damaged chunk away, whoever uses the layer.
+    /// Forgets a damaged chunk, whoever uses the layer. Its place is not punched: the kernel may
+    /// read the file by itself, and must not find zeroes; a fetched one will take the place.
     pub fn discard(&self, chunk: u32) -> u64 {
         let _gate = self.gate.write();
-        self.take_away(chunk)
+        self.forget(chunk)
     }
 
-    fn take_away(&self, chunk: u32) -> u64 {
+    fn forget(&self, chunk: u32) -> u64 {
         if self.whole.swap(false, Ordering::AcqRel) {
             let _ = std::fs::remove_file(self.mark());
         }
@@ -276,7 +290,6 @@ impl LayerFile {
         }
         let bytes = self.layer.entry(chunk).bytes() as u64;
         self.held.fetch_sub(bytes, Ordering::Relaxed);
-        let _ = self.punch(chunk);
         bytes
     }
 
@@ -316,6 +329,21 @@ impl LayerFile {
 /// The file beside a layer's that says that all of it is here.
 pub fn mark_of(path: &Path) -> PathBuf {
     path.with_extension("whole")
+}
+
+/// Whether the mark beside the file vouches for it: made behind the last change, and nothing is gone.
+fn vouched(path: &Path, file: &File, layer: &Layer) -> io::Result<bool> {
+    let Ok(mark) = std::fs::metadata(mark_of(path)) else {
+        return Ok(false);
+    };
+    let about = file.metadata()?;
+    let whole = about.len() == u64::from(layer.blocks()) * BLOCK as u64
+        && about.blocks() * 512 >= u64::from(layer.data_blocks()) * BLOCK as u64
+        && mark.modified()? >= about.modified()?;
+    if !whole {
+        std::fs::remove_file(mark_of(path))?;
+    }
+    Ok(whole)
 }
 
 fn offset(block: u32) -> u64 {

@@ -10,6 +10,7 @@ pub mod bits;
 pub mod file;
 
 use std::collections::{BTreeMap, HashMap};
+use std::ffi::OsStr;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -37,8 +38,8 @@ pub struct Bounds {
 
 /// Evictions free this part of the bound more than is asked for, so that they are few.
 const SLACK: u64 = 64;
-/// Bytes stored between two looks at the file system's free space.
-const LOOK_EVERY: u64 = 16 << 20;
+/// How the ending of a table in the making begins.
+const DRAFT: &str = "draft-";
 
 #[derive(Default, Debug, Serialize)]
 pub struct Counters {
@@ -50,11 +51,13 @@ pub struct Counters {
 /// The cache. Made by `open`.
 pub struct Cache {
     dir: PathBuf,
+    /// Tables of open layers that `dir` had no room for: a restarted server needs them.
+    spare: PathBuf,
     bounds: Bounds,
     state: Mutex<State>,
     /// One eviction at a time.
     evicting: Mutex<()>,
-    unlooked: AtomicU64,
+    drafts: AtomicU64,
     pub counters: Counters,
 }
 
@@ -90,14 +93,15 @@ impl State {
 
 impl Cache {
     /// Finds what an earlier process left below `dir`, which is made if it is not there.
-    pub fn open(dir: PathBuf, bounds: Bounds) -> io::Result<Self> {
+    pub fn open(dir: PathBuf, spare: PathBuf, bounds: Bounds) -> io::Result<Self> {
         fs::create_dir_all(&dir)?;
         let cache = Self {
             dir,
+            spare,
             bounds,
             state: Mutex::default(),
             evicting: Mutex::default(),
-            unlooked: AtomicU64::new(0),
+            drafts: AtomicU64::new(0),
             counters: Counters::default(),
         };
         cache.rescan(true)?;
@@ -106,31 +110,34 @@ impl Cache {
     }
 
     /// Takes in files of layers that another process put here. `first`: what a dead writer left
-    /// half done goes.
+    /// half done goes. Files that are not ours are left alone.
     pub fn rescan(&self, first: bool) -> io::Result<()> {
         for folder in fs::read_dir(&self.dir)?.flatten() {
             let Ok(files) = fs::read_dir(folder.path()) else {
                 continue;
             };
             for file in files.flatten() {
-                self.take_in(&file.path(), first);
+                self.take_in(&folder.file_name(), &file.path(), first);
             }
         }
         Ok(())
     }
 
-    fn take_in(&self, path: &Path, first: bool) {
-        let name = path.file_stem().and_then(|name| name.to_str());
-        let kind = path
-            .extension()
-            .and_then(|kind| kind.to_str())
-            .unwrap_or("");
-        let (Some(Ok(id)), "data" | "table" | "whole") = (name.map(str::parse::<Id>), kind) else {
-            if first {
+    fn take_in(&self, folder: &OsStr, path: &Path, first: bool) {
+        let name = path.file_stem().and_then(OsStr::to_str).unwrap_or("");
+        let kind = path.extension().and_then(OsStr::to_str).unwrap_or("");
+        let Ok(id) = name.parse::<Id>() else {
+            return;
+        };
+        if folder.to_str() != Some(&name[..2]) {
+            return;
+        }
+        if !matches!(kind, "data" | "table" | "whole") {
+            if first && kind.starts_with(DRAFT) {
                 let _ = fs::remove_file(path);
             }
             return;
-        };
+        }
         let Ok(about) = fs::metadata(path) else {
             return;
         };
@@ -143,46 +150,67 @@ impl Cache {
             "data" => std::os::unix::fs::MetadataExt::blocks(&about) * 512,
             _ => 0,
         };
+        let at = state.closed_at.get(&id).map_or(at, |known| at.max(*known));
         let known = state.take_closed(&id).unwrap_or(0);
         state.put_closed(id, at, known.max(bytes));
     }
 
     /// A layer's table, if it is here.
     pub fn table(&self, id: &Id) -> Option<Vec<u8>> {
-        fs::read(self.path(id, "table")).ok()
+        let found = fs::read(self.path(id, "table"));
+        found.or_else(|_| fs::read(self.spare(id))).ok()
     }
 
     /// Keeps a layer's table.
     pub fn keep_table(&self, id: &Id, bytes: &[u8]) -> io::Result<()> {
         let path = self.path(id, "table");
         fs::create_dir_all(path.parent().unwrap_or(&self.dir))?;
-        let draft = path.with_extension(format!("draft-{}", std::process::id()));
-        let done = fs::write(&draft, bytes).and_then(|()| fs::rename(&draft, &path));
+        if self.write_table(&path, bytes).is_ok() {
+            return Ok(());
+        }
+        fs::create_dir_all(&self.spare)?;
+        self.write_table(&self.spare(id), bytes)
+    }
+
+    fn write_table(&self, path: &Path, bytes: &[u8]) -> io::Result<()> {
+        let number = self.drafts.fetch_add(1, Ordering::Relaxed);
+        let draft = path.with_extension(format!("{DRAFT}{number}"));
+        let done = fs::write(&draft, bytes).and_then(|()| fs::rename(&draft, path));
         done.inspect_err(|_| drop(fs::remove_file(&draft)))
     }
 
-    /// The layer's file for as long as `release` is not called for it.
+    /// The file of an open layer for as long as `release` is not called for it.
+    pub fn join(&self, id: &Id) -> Option<Arc<LayerFile>> {
+        let mut state = self.state.lock();
+        let (file, users) = state.open.get_mut(id)?;
+        *users += 1;
+        Some(Arc::clone(file))
+    }
+
+    /// As `join`; the layer is opened if it is not open.
     pub fn acquire(&self, layer: Layer) -> io::Result<Arc<LayerFile>> {
         let id = layer.id();
-        let mut state = self.state.lock();
-        if let Some((file, users)) = state.open.get_mut(&id) {
-            *users += 1;
-            return Ok(Arc::clone(file));
+        if let Some(file) = self.join(&id) {
+            return Ok(file);
         }
         let path = self.path(&id, "data");
         fs::create_dir_all(path.parent().unwrap_or(&self.dir))?;
-        let file = Arc::new(LayerFile::open(path, Arc::new(layer))?);
+        // Not under the lock: looking through a large file takes its time. Of two at once, the
+        // first counts; evicted meanwhile, what is kept in it is gone when it is closed.
+        let made = Arc::new(LayerFile::open(path, Arc::new(layer))?);
+        let mut state = self.state.lock();
         state.take_closed(&id);
-        state.open.insert(id, (Arc::clone(&file), 1));
-        Ok(file)
+        let (file, users) = state.open.entry(id).or_insert((made, 0));
+        *users += 1;
+        Ok(Arc::clone(file))
     }
 
     /// As `acquire`, for a layer that is here anyway.
     pub fn borrow_layer(&self, id: &Id) -> Option<Arc<LayerFile>> {
-        let known = {
-            let state = self.state.lock();
-            state.open.contains_key(id) || state.closed_at.contains_key(id)
-        };
+        if let Some(file) = self.join(id) {
+            return Some(file);
+        }
+        let known = self.state.lock().closed_at.contains_key(id);
         let table = known.then(|| self.table(id)).flatten()?;
         self.acquire(Layer::decode(&table).ok()?).ok()
     }
@@ -198,20 +226,12 @@ impl Cache {
             return;
         }
         state.open.remove(&id);
+        let _ = fs::remove_file(self.spare(&id));
         let now = SystemTime::now();
         if let Ok(table) = fs::File::open(self.path(&id, "table")) {
             let _ = table.set_modified(now); // a later process goes by it
         }
         state.put_closed(id, now, file.held());
-    }
-
-    /// An open layer.
-    pub fn find(&self, id: &Id) -> Option<Arc<LayerFile>> {
-        self.state
-            .lock()
-            .open
-            .get(id)
-            .map(|(file, _)| Arc::clone(file))
     }
 
     /// Bytes of chunks.
@@ -229,7 +249,6 @@ impl Cache {
             return;
         }
         self.counters.unkept.fetch_add(1, Ordering::Relaxed);
-        self.unlooked.store(LOOK_EVERY, Ordering::Relaxed); // the disk may be full
     }
 
     /// Whether so many bytes more have room, by taking others' if need be.
@@ -245,16 +264,8 @@ impl Cache {
 
     fn lacking(&self, bytes: u64) -> u64 {
         let over = (self.bytes() + bytes).saturating_sub(self.bounds.size);
-        let unlooked = self.unlooked.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        if unlooked < LOOK_EVERY && over == 0 && bytes > 0 {
-            return 0;
-        }
         let free = rustix::fs::statvfs(&self.dir).map_or(u64::MAX, |fs| fs.f_bavail * fs.f_frsize);
-        let short = (self.bounds.free + bytes).saturating_sub(free);
-        if short == 0 {
-            self.unlooked.store(0, Ordering::Relaxed);
-        }
-        over.max(short)
+        over.max((self.bounds.free + bytes).saturating_sub(free))
     }
 
     fn evict(&self, wanted: u64) -> u64 {
@@ -312,8 +323,16 @@ impl Cache {
         freed
     }
 
+    fn spare(&self, id: &Id) -> PathBuf {
+        self.spare.join(format!("{id}.table"))
+    }
+
     fn path(&self, id: &Id, kind: &str) -> PathBuf {
         let name = id.to_string();
         self.dir.join(&name[..2]).join(format!("{name}.{kind}"))
     }
 }
+
+#[cfg(test)]
+#[path = "cache_test.rs"]
+mod tests;

@@ -12,7 +12,7 @@ NET = Attachment(Path("/ns"), "tap0", "02:ae:00:00:00:02", "10.0.0.2/30", "10.0.
 def spec(network=NET, segments=("/a", "/b"), **more):
     return MachineSpec(
         "sbx", Path("/run/x"), FlatSource(tuple(Path(s) for s in segments)), Path("/d.qcow2"),
-        1, 512, network, 900_001, 900_001, "sbx", Limits(1 << 30), **more,
+        Path("/blank"), 1, 512, network, 900_001, 900_001, "sbx", Limits(1 << 30), **more,
     )  # fmt: skip
 
 
@@ -46,7 +46,14 @@ def test_one_segment_is_read_as_it_is_and_several_through_a_descriptor():
 def test_the_root_is_read_only_and_the_disk_stops_on_errors():
     line = " ".join(words())
     assert "node-name=root,read-only=on" in line
+    assert "drive=root,serial=root,rerror=stop" in line
     assert "rerror=stop,werror=stop" in line
+
+
+def test_the_disk_lies_over_a_base_that_is_only_read():
+    line = " ".join(words())
+    assert "node-name=base,read-only=on,file.driver=file,file.filename=/blank" in line
+    assert "node-name=disk,backing=base" in line
 
 
 def test_no_network_device_without_a_network():
