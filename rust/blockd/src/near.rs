@@ -13,6 +13,7 @@ use agentenv_blocks::BLOCK;
 use agentenv_fuse::ReadReply;
 use parking_lot::Mutex;
 
+use crate::cache::file::{buffer, Buffer};
 use crate::fetch::Fetcher;
 use crate::open::OpenStack;
 use crate::wait::{self, Range};
@@ -51,7 +52,10 @@ impl Near {
             Vec::new()
         };
         let fresh = |(layer, chunk): &(usize, u32)| !stack.files[*layer].may_have(*chunk);
-        if missing.is_empty() || missing.len() > MOST || !missing.iter().all(fresh) {
+        let alone = |&(layer, chunk): &(usize, u32)| !stack.goes_on(layer, chunk);
+        // Who reads on is served by those who fetch ahead.
+        if missing.len() > MOST || !missing.iter().all(fresh) || !missing.first().is_some_and(alone)
+        {
             return Some(reply);
         }
         let mut reading = Some(Reading {
@@ -67,6 +71,8 @@ impl Near {
         let Some(place) = place else {
             return reading?.reply;
         };
+        let parts = missing.chunk_by(|a, b| a.0 == b.0);
+        parts.for_each(|part| wait::ask_ahead(stack, fetcher, part));
         fetch(stack, fetcher, range, &missing, || {
             place.lock().take()?.reply
         })
@@ -93,7 +99,7 @@ impl Near {
 
 thread_local! {
     /// Chunks and the answer made of them, in memory that need not be asked for each time.
-    static BYTES: RefCell<(Vec<Vec<u8>>, Vec<u8>)> = RefCell::default();
+    static BYTES: RefCell<(Vec<Vec<u8>>, Buffer)> = RefCell::new((Vec::new(), buffer(0)));
 }
 
 /// Fetches, then answers with the reply if it is still there; gives it back on trouble.
@@ -131,10 +137,6 @@ fn fetch(
             if let Some(here) = here {
                 fetcher.landed_here(&stack.files[*layer], here, plain);
             }
-        }
-        if left.is_none() {
-            let parts = missing.chunk_by(|a, b| a.0 == b.0);
-            parts.for_each(|part| wait::ask_ahead(stack, fetcher, part));
         }
         left
     })

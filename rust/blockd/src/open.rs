@@ -209,6 +209,11 @@ impl OpenStack {
         table.chunk_at(data)..=table.chunk_at(data + count - 1)
     }
 
+    /// Whether a read that begins in this chunk goes on where an earlier one ended.
+    pub fn goes_on(&self, layer: usize, chunk: u32) -> bool {
+        chunk > 0 && self.streams[layer].lock().reach.contains(&chunk)
+    }
+
     /// Chunks worth fetching behind those of a read, `first` to `last`, that are fetched now: more
     /// and more as long as each read goes on where an earlier one ended.
     pub fn ahead(&self, layer: usize, first: u32, last: u32) -> Range<u32> {
