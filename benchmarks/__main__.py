@@ -7,7 +7,17 @@ import sys
 
 from benchmarks.machine import conditions, node
 
-ALL = ("convert", "cold_start", "exec_latency", "proxy", "data_plane", "many")
+ALL = (
+    "convert",
+    "blocks_read",
+    "blocks_write",
+    "blocks_images",
+    "cold_start",
+    "exec_latency",
+    "proxy",
+    "data_plane",
+    "many",
+)
 
 
 def main() -> None:

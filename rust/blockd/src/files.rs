@@ -11,6 +11,7 @@ use tokio::runtime::Handle;
 
 use crate::cache::file::{buffer, Buffer};
 use crate::fetch::Fetcher;
+use crate::near::Near;
 use crate::open::OpenStack;
 use crate::registry::{Mode, Registry};
 use crate::wait::{self, Range};
@@ -24,6 +25,7 @@ pub struct Mount {
     /// Reads answered from this machine, and those that waited.
     pub hits: Arc<AtomicU64>,
     pub misses: Arc<AtomicU64>,
+    pub near: Arc<Near>,
 }
 
 thread_local! {
@@ -112,6 +114,10 @@ impl Files for Mount {
             return;
         };
         self.misses.fetch_add(1, Ordering::Relaxed);
+        let _spawns = self.runtime.enter();
+        let Some(reply) = self.near.read(&stack, &self.fetcher, range, reply) else {
+            return;
+        };
         let fetcher = Arc::clone(&self.fetcher);
         self.runtime
             .spawn(wait::read(stack, fetcher, range, self.patience, reply));

@@ -13,6 +13,7 @@ mod wait; // reads of what is not here
 
 mod control; // the control socket
 mod log;
+mod near; // reads of a store on this machine
 mod options;
 mod registry; // the open stacks
 mod saved; // what a restart must know
@@ -98,7 +99,10 @@ fn start(options: Options) -> io::Result<()> {
         runtime: runtime.handle().clone(),
         hits: Arc::default(),
         misses: Arc::default(),
+        near: Arc::default(),
     });
+    let near = Arc::clone(&mount.near);
+    runtime.spawn(near.watch(Arc::clone(&fetcher), options.patience));
     let draining = CancellationToken::new();
     let ops = Control {
         registry: Arc::clone(&registry),

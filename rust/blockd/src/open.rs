@@ -13,7 +13,6 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
 use crate::cache::file::LayerFile;
-use crate::flight::Plain;
 
 /// What becomes of reads that cannot be answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -153,11 +152,11 @@ impl OpenStack {
     }
 
     /// As `read_now`, where a chunk that `arrived` knows need not be here.
-    pub fn assemble(
+    pub fn assemble<P: AsRef<[u8]>>(
         &self,
         first: u32,
         out: &mut [u8],
-        arrived: impl Fn(usize, u32) -> Option<Plain>,
+        arrived: impl Fn(usize, u32) -> Option<P>,
     ) -> bool {
         let count = (out.len() / BLOCK) as u32;
         let mut rest = out;
@@ -182,7 +181,7 @@ impl OpenStack {
                 match arrived(layer, chunk) {
                     Some(plain) => {
                         let at = (data - begin) as usize * BLOCK;
-                        now.copy_from_slice(&plain[at..at + now.len()]);
+                        now.copy_from_slice(&plain.as_ref()[at..at + now.len()]);
                     }
                     None if !self.files[layer].read(block, data, now) => return false,
                     None => {}
@@ -221,6 +220,11 @@ impl OpenStack {
     fn chunks(&self, layer: usize, data: u32, count: u32) -> impl Iterator<Item = u32> + '_ {
         let table = self.files[layer].layer();
         table.chunk_at(data)..=table.chunk_at(data + count - 1)
+    }
+
+    /// Whether a read that begins in this chunk goes on where an earlier one ended.
+    pub fn goes_on(&self, layer: usize, chunk: u32) -> bool {
+        chunk > 0 && self.streams[layer].lock().reach.contains(&chunk)
     }
 
     /// Chunks worth fetching behind those of a read, `first` to `last`, that are fetched now: more

@@ -1,4 +1,5 @@
 use super::*;
+use crate::flight::Plain;
 use agentenv_blocks::chunk::{self, Entry};
 use agentenv_blocks::layer::{Layer, Place};
 use std::collections::HashMap;

@@ -54,6 +54,10 @@ pub struct Peers {
 }
 
 impl Peers {
+    pub fn none(&self) -> bool {
+        self.peers.is_empty()
+    }
+
     pub fn new(urls: &[String], token: Option<String>) -> Self {
         let mut connector = HttpConnector::new();
         connector.set_connect_timeout(Some(CONNECT));

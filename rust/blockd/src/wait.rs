@@ -117,7 +117,7 @@ async fn fill(
             }
         }
     }
-    let arrived = |layer, chunk| plains.get(&(layer, chunk)).map(Arc::clone);
+    let arrived = |layer, chunk| plains.get(&(layer, chunk)).map(|plain: &Plain| &plain[..]);
     Ok(block_in_place(|| stack.assemble(first, bytes, arrived)))
 }
 
@@ -136,12 +136,20 @@ fn ask(stack: &Arc<OpenStack>, fetcher: &Arc<Fetcher>, missing: &[(usize, u32)])
                 .into_iter()
                 .map(|(chunk, progress)| (layer, chunk, progress)),
         );
-        let ahead = stack
-            .ahead(layer, part[0].1, part[part.len() - 1].1)
-            .filter(|chunk| !file.may_have(*chunk));
-        drop(fetcher.request(file, ahead, Urgency::Ahead));
+        ask_ahead(stack, fetcher, part);
     }
     waits
+}
+
+/// Has what follows chunks of one layer fetched, if they are read one after another.
+pub fn ask_ahead(stack: &OpenStack, fetcher: &Arc<Fetcher>, part: &[(usize, u32)]) {
+    let (Some((layer, first)), Some((_, last))) = (part.first(), part.last()) else {
+        return;
+    };
+    let file = &stack.files[*layer];
+    let ahead = stack.ahead(*layer, *first, *last);
+    let ahead = ahead.filter(|chunk| !file.may_have(*chunk));
+    drop(fetcher.request(file, ahead, Urgency::Ahead));
 }
 
 /// The chunk when it is here, None when nobody fetches it any more; the trouble when patience ends.

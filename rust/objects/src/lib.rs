@@ -43,6 +43,17 @@ pub trait Objects: Send + Sync {
     /// Exactly the bytes of `range`; an object that ends before is `Damaged`.
     async fn get_range(&self, key: &str, range: Range<u64>) -> Result<Bytes, Error>;
 
+    /// Whether objects are files here, so that `read_here` works.
+    fn is_here(&self) -> bool {
+        false
+    }
+
+    /// Fills `out` from byte `start` of an object on, by the calling thread, which this may block;
+    /// whether that worked. `get_range` tells why it did not.
+    fn read_here(&self, _key: &str, _start: u64, _out: &mut [u8]) -> bool {
+        false
+    }
+
     /// Lay the object at `path`, whole or not at all, and say its size. Not synced; a process
     /// that is killed leaves a hidden file beside it.
     async fn get_to(&self, key: &str, path: &Path) -> Result<u64, Error>;

@@ -76,6 +76,20 @@ def spoil(pack: Path) -> Callable[[], None]:
     return lambda: drop(pack.write_bytes(whole))
 
 
+def hang(pack: Path) -> Callable[[], None]:
+    """Whoever opens it waits, as on a network's file system that does not answer."""
+    away = pack.with_suffix(".away")
+    pack.rename(away)
+    os.mkfifo(pack)
+
+    def mend() -> None:
+        writer = os.open(pack, os.O_RDWR | os.O_NONBLOCK)
+        away.rename(pack)
+        os.close(writer)
+
+    return mend
+
+
 def drop(_: object) -> None: ...
 
 
@@ -167,6 +181,25 @@ async def test_one_who_maps_a_disk_has_it_wait_for_all(folder: Path, store: Stor
         await told(server, bool)
         mend()
         assert await reading == wanted
+
+
+async def test_a_store_that_hangs_stops_no_other_stack(folder: Path, store: Store):
+    """More reads hang than there are threads to answer the kernel."""
+    bad, good = [write(store, n) for n in range(8)], write(store, 9)
+    packs = [store.file("pack", layer.pack) for layer in bad if layer.pack]
+    async with block_server(folder, store.url) as server:
+        stacks = [await server.open([layer], f"guest-{layer.id}", MEMORY) for layer in bad]
+        other, fine = await server.open([good], "neighbour")
+        mends = [hang(pack) for pack in packs]
+        readings = [asyncio.create_task(_read_all(path)) for path, _ in stacks]
+        faults = await told(server, lambda faults: len(faults) == len(bad))
+        assert {fault.cause for fault in faults} == {"the store does not answer"}
+        assert await _read_all(other) == fine
+        for mend in mends:
+            mend()
+        for reading, (_, wanted) in zip(readings, stacks, strict=True):
+            assert await reading == wanted
+        await told(server, lambda faults: not faults)
 
 
 async def test_many_dead_reads_do_not_starve_others(folder: Path, store: Store):

@@ -82,6 +82,15 @@ impl Objects for Directory {
         })
     }
 
+    fn is_here(&self) -> bool {
+        true
+    }
+
+    fn read_here(&self, key: &str, start: u64, out: &mut [u8]) -> bool {
+        let file = self.path(key).map(File::open);
+        file.is_ok_and(|file| file.is_ok_and(|file| file.read_exact_at(out, start).is_ok()))
+    }
+
     async fn get_to(&self, key: &str, path: &Path) -> Result<u64, Error> {
         let (source, target) = (self.path(key)?, path.to_owned());
         self.run(key, move |_| {
