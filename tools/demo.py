@@ -162,11 +162,11 @@ def second_node(environ: dict[str, str]) -> None:
         aenv(environ, "image", "pull", f"store:{image['id']}", "--name", "base")
         print("  " + aenv(environ, "run", "base", "--", "python3", "-c", "print(6 * 7)"))
     found = json.loads(aenv(environ, "store", "stats"))
-    fetched, size = found["fetched_bytes"], image["size"]
-    print(
-        f"  {fetched / 1e6:.1f} MB fetched of {size / 1e6:.0f} MB ({100 * fetched / size:.0f} %) in "
-        f"{found['requests']} requests; the store holds {found['stored_bytes'] / 1e6:.0f} MB"
+    fetched, size, stored = (
+        count / 1e6 for count in (found["fetched_bytes"], image["size"], found["stored_bytes"])
     )
+    print(f"  {fetched:.1f} MB fetched of {size:.0f} MB ({100 * fetched / size:.0f} %)")
+    print(f"  in {found['requests']} requests; the store holds {stored:.0f} MB")
 
 
 def asked(host: str, port: int, data: bytes) -> str:

@@ -1,7 +1,6 @@
 //! From a wish for chunks to chunks in the cache: what is here already, then peers, then the store.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,13 +16,10 @@ use tokio::task::spawn_blocking;
 use crate::cache::file::{buffer, LayerFile};
 use crate::cache::Cache;
 use crate::flight::{Duty, Flights, Plain, Progress, Trouble, Urgency};
+use crate::group::{end_of, groups};
 use crate::log;
 use crate::peers::Peers;
 
-/// Stored bytes asked for at once: more is asked for side by side.
-const MOST_AT_ONCE: u64 = 2 << 20;
-/// Bytes nobody asked for that are fetched rather than asking twice.
-const GAP: u64 = 64 << 10;
 /// Plain KiB on their way at once, of what somebody waits for and of what may be wanted.
 const ROOM_KIB: usize = 64 << 10;
 const AHEAD_ROOM_KIB: usize = 8 << 10;
@@ -56,8 +52,8 @@ pub struct Fetcher {
     near: bool,
 }
 
-struct Wanted {
-    chunk: u32,
+pub struct Wanted {
+    pub chunk: u32,
     duty: Duty,
 }
 
@@ -417,41 +413,4 @@ fn settle(file: &LayerFile) {
             "layer {id} is whole, which cannot be said: {error}"
         ));
     }
-}
-
-/// Where a chunk ends in its pack.
-fn end_of(places: &Layer, chunk: u32) -> u64 {
-    places.place(chunk).offset + u64::from(places.entry(chunk).stored)
-}
-
-/// Parts that one request each can fetch: of one pack, near each other, in order.
-fn groups(places: &Layer, wanted: Vec<Wanted>) -> Vec<Vec<Wanted>> {
-    let mut by_pack: HashMap<Id, Vec<Wanted>> = HashMap::new();
-    for one in wanted {
-        by_pack
-            .entry(places.place(one.chunk).pack)
-            .or_default()
-            .push(one);
-    }
-    let mut groups: Vec<Vec<Wanted>> = Vec::new();
-    for mut of_pack in by_pack.into_values() {
-        of_pack.sort_by_key(|one| places.place(one.chunk).offset);
-        let (mut begin, mut behind) = (0, None);
-        for one in of_pack {
-            let at = places.place(one.chunk).offset;
-            let end = end_of(places, one.chunk);
-            let near = behind.is_some_and(|behind: u64| {
-                at <= behind.saturating_add(GAP) && end - begin <= MOST_AT_ONCE
-            });
-            match groups.last_mut().filter(|_| near) {
-                Some(group) => group.push(one),
-                None => {
-                    begin = at;
-                    groups.push(vec![one]);
-                }
-            }
-            behind = Some(behind.unwrap_or(0).max(end));
-        }
-    }
-    groups
 }

@@ -7,6 +7,7 @@ mod cache; // what is kept here
 mod fetch; // where they come from
 mod files; // the mount
 mod flight; // chunks on their way
+mod group; // which of them one request fetches
 mod open; // an open stack
 mod peers; // other nodes
 mod wait; // reads of what is not here
