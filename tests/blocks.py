@@ -213,9 +213,10 @@ def drop_pages(path: Path) -> None:
 
 
 @asynccontextmanager
-async def block_folder() -> AsyncGenerator[Path]:
-    """A folder with a short path on the disk. What is mounted or runs below it at the end fails."""
-    folder = Path(tempfile.mkdtemp(prefix="aenv-b-", dir="/var/tmp"))
+async def block_folder(place: str = "/var/tmp") -> AsyncGenerator[Path]:
+    """A folder with a short path, on the disk unless a test says otherwise. What is mounted or runs
+    below it at the end fails."""
+    folder = Path(tempfile.mkdtemp(prefix="aenv-b-", dir=place))
     try:
         yield folder
         left = [
@@ -279,6 +280,14 @@ async def settled(server: BlockServer) -> dict[str, Any]:
         while (stats := await server.client.stats())["under_way"]:
             await asyncio.sleep(0.01)
     return stats
+
+
+async def all_closed(server: BlockServer) -> None:
+    """Waits until no stack is left: the kernel tells of closed files in its own time."""
+    async with asyncio.timeout(20):
+        while (stats := await server.client.stats())["stacks"]:
+            await asyncio.sleep(0.02)
+    assert stats["open_layers"] == 0
 
 
 @contextmanager

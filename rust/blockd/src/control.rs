@@ -148,6 +148,11 @@ impl Control {
                 faults.push(json!({"stack": name, "holders": holders, "fault": fault}));
             }
         }
+        for (saved, fault) in self.registry.lost.all() {
+            let name = saved.spec.ids().map(|(_, id)| id.to_string());
+            let name = name.unwrap_or_default();
+            faults.push(json!({"stack": name, "holders": saved.holders, "fault": fault}));
+        }
         Ok(json!({"version": version, "faults": faults}))
     }
 

@@ -64,9 +64,20 @@ impl Files for Mount {
     }
 
     fn attr(&self, node: u64) -> Option<Attr> {
-        self.registry
-            .by_node(node)
-            .map(|stack| Self::attr_of(&stack))
+        if let Some(stack) = self.registry.by_node(node) {
+            return Some(Self::attr_of(&stack));
+        }
+        // In this order: one that was opened again meanwhile is lost no more.
+        let lost = self.registry.lost.blocks(node).map(|blocks| Attr {
+            node,
+            size: u64::from(blocks) * BLOCK as u64,
+        });
+        let found = || {
+            self.registry
+                .by_node(node)
+                .map(|stack| Self::attr_of(&stack))
+        };
+        lost.or_else(found)
     }
 
     fn list(&self) -> Vec<(Vec<u8>, Attr)> {
@@ -91,10 +102,13 @@ impl Files for Mount {
     }
 
     fn read(&self, node: u64, offset: u64, size: u32, reply: ReadReply) {
-        let Some(stack) = self.registry.by_node(node) else {
-            return reply.error(Errno::STALE);
-        };
         let range = Range { offset, size };
+        let Some(stack) = self.registry.by_node(node) else {
+            let (registry, fetcher) = (Arc::clone(&self.registry), Arc::clone(&self.fetcher));
+            let lost = wait::read_lost(registry, node, fetcher, range, self.patience, reply);
+            self.runtime.spawn(lost);
+            return;
+        };
         let Some(reply) = Self::at_once(&stack, range, reply) else {
             self.hits.fetch_add(1, Ordering::Relaxed);
             return;

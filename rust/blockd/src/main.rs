@@ -23,6 +23,7 @@ use std::os::fd::{FromRawFd, OwnedFd};
 use std::process::ExitCode;
 use std::sync::Arc;
 
+use agentenv_control::Refusal;
 use agentenv_fuse::{Connection, Start};
 use tokio::signal::unix::{signal, SignalKind};
 use tokio_util::sync::CancellationToken;
@@ -31,8 +32,15 @@ use cache::{Bounds, Cache};
 use control::Control;
 use fetch::Fetcher;
 use files::Mount;
+use open::Fault;
 use options::Options;
 use registry::{Before, Registry};
+use saved::Saved;
+
+/// So long a restarted server waits for a table that is not here, before it serves and between tries.
+const REOPEN: std::time::Duration = std::time::Duration::from_secs(1);
+/// Between two looks for stacks that nobody has open any more.
+const SWEEP: std::time::Duration = std::time::Duration::from_secs(2);
 
 fn main() -> ExitCode {
     let options = match Options::parse(lexopt::Parser::from_env()) {
@@ -95,21 +103,28 @@ fn start(options: Options) -> io::Result<()> {
     });
     let near = Arc::clone(&mount.near);
     runtime.spawn(near.watch(Arc::clone(&fetcher), options.patience));
-    let begin = if restarted() {
-        runtime.block_on(reopen(&registry, &fetcher, &cache));
-        Start::Adopted(registry.folder.negotiated())
-    } else {
-        registry.folder.clear();
-        Start::Fresh
-    };
     let draining = CancellationToken::new();
     let ops = Control {
-        registry,
+        registry: Arc::clone(&registry),
         fetcher,
         cache: Arc::clone(&cache),
         mount: Arc::clone(&mount),
         draining: draining.clone(),
     };
+    let begin = if restarted() {
+        runtime.block_on(reopen(&ops));
+        runtime.spawn(reopen_lost(ops.clone()));
+        Start::Adopted(registry.folder.negotiated())
+    } else {
+        registry.folder.clear();
+        Start::Fresh
+    };
+    runtime.spawn(async move {
+        loop {
+            tokio::time::sleep(SWEEP).await;
+            tokio::task::block_in_place(|| registry.sweep());
+        }
+    });
     let served = connection.clone();
     let gone = draining.clone();
     std::thread::spawn(move || {
@@ -156,25 +171,47 @@ async fn run(path: &std::path::Path, ops: Control, draining: CancellationToken) 
     Ok(())
 }
 
-/// Opens what our predecessor had open. Their tables are here: open layers' are never evicted.
-async fn reopen(registry: &Arc<Registry>, fetcher: &Arc<Fetcher>, cache: &Arc<Cache>) {
-    for saved in registry.folder.stacks() {
-        let before = Before {
-            node: saved.node,
-            mode: saved.mode,
-            opens: saved.opens,
+/// Opens what our predecessor had open. Tables of open layers are here; what lacks one, or has it
+/// damaged, holds up nobody else, and is tried again until the store has it.
+async fn reopen(ops: &Control) {
+    for saved in ops.registry.folder.stacks() {
+        let opened = tokio::time::timeout(REOPEN, open_again(ops, &saved)).await;
+        let cause = match opened {
+            Ok(Ok(())) => continue,
+            Ok(Err(refusal)) => refusal.message,
+            Err(_) => "the store does not answer".into(),
         };
-        let opened = control::open(
-            registry,
-            fetcher,
-            cache,
-            &saved.spec,
-            Some(before),
-            saved.holders,
-        );
-        if let Err(refusal) = opened.await {
-            log::line(format_args!("a stack is lost: {}", refusal.message));
+        log::line(format_args!("a stack cannot be opened again: {cause}"));
+        let fault = Fault::new(cause.into(), false);
+        ops.registry.lost.add(saved, fault);
+    }
+}
+
+async fn open_again(ops: &Control, saved: &Saved) -> Result<(), Refusal> {
+    let before = Before {
+        node: saved.node,
+        mode: saved.mode,
+        opens: saved.opens,
+    };
+    let (spec, holders) = (&saved.spec, saved.holders.clone());
+    let (registry, fetcher, cache) = (&ops.registry, &ops.fetcher, &ops.cache);
+    control::open(registry, fetcher, cache, spec, Some(before), holders).await?;
+    Ok(())
+}
+
+async fn reopen_lost(ops: Control) {
+    loop {
+        let lost = ops.registry.lost.all();
+        if lost.is_empty() {
+            return;
         }
+        for (saved, _) in lost {
+            if open_again(&ops, &saved).await.is_ok() {
+                ops.registry.lost.remove(saved.node);
+                ops.registry.changes.send_modify(|version| *version += 1);
+            }
+        }
+        tokio::time::sleep(REOPEN).await;
     }
 }
 

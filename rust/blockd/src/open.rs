@@ -34,8 +34,21 @@ pub struct Fault {
     pub failed: bool,
 }
 
+impl Fault {
+    /// From now on.
+    pub fn new(cause: Arc<str>, failed: bool) -> Self {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH);
+        let since = since.unwrap_or(Duration::ZERO).as_secs();
+        Self {
+            cause,
+            since,
+            failed,
+        }
+    }
+}
+
 /// Reads remembered for the next node: the chunks a start needs.
-const FIRST_USE: usize = 1 << 14;
+const FIRST_USE: usize = 1 << 12;
 /// Chunks read ahead of someone who reads one after another: at first, at most.
 const AHEAD: (u32, u32) = (2, 16);
 
@@ -219,6 +232,11 @@ impl OpenStack {
     pub fn ahead(&self, layer: usize, first: u32, last: u32) -> Range<u32> {
         let mut stream = self.streams[layer].lock();
         let steady = first > 0 && stream.reach.contains(&first);
+        let fetched = if steady { stream.reach.end } else { 0 };
+        if fetched > last + 1 + stream.ahead / 2 {
+            stream.reach.start = last + 1;
+            return fetched..fetched; // enough is on its way: few requests, not one for each chunk
+        }
         stream.ahead = match (steady, stream.ahead) {
             (false, _) => 0,
             (true, 0) => AHEAD.0,
@@ -227,7 +245,7 @@ impl OpenStack {
         let count = self.files[layer].layer().chunk_count();
         let end = (last + 1 + stream.ahead).min(count);
         stream.reach = last + 1..end + 1;
-        last + 1..end
+        (last + 1).max(fetched.saturating_sub(1)).min(end)..end
     }
 
     fn record(&self, layer: usize, data: u32, count: u32) {
@@ -261,15 +279,7 @@ impl OpenStack {
         if fault.as_ref().is_some_and(|known| known.failed || !failed) {
             return;
         }
-        let since = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .unwrap_or(Duration::ZERO)
-            .as_secs();
-        *fault = Some(Fault {
-            cause: Arc::clone(cause),
-            since,
-            failed,
-        });
+        *fault = Some(Fault::new(Arc::clone(cause), failed));
         self.changes.send_modify(|version| *version += 1);
     }
 

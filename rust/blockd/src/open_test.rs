@@ -144,12 +144,14 @@ fn first_use_is_in_order_and_ends() {
 #[test]
 fn who_reads_on_gets_more_and_more_ahead() {
     let chunks = |made: &Made| made.stack.files[0].layer().chunk_count();
-    let large = (1..99).map(made).find(|made| chunks(made) > 8);
+    let large = (1..99).map(made).find(|made| chunks(made) > 9);
     let Made { stack, .. } = large.expect("a large one");
     let count = stack.files[0].layer().chunk_count();
     assert_eq!(stack.ahead(0, 0, 0), 1..1);
     assert_eq!(stack.ahead(0, 1, 1), 2..4);
-    assert_eq!(stack.ahead(0, 4, 4), 5..9.min(count)); // behind what was fetched ahead
+    assert_eq!(stack.ahead(0, 2, 2), 4..7.min(count)); // behind what is on its way
+    assert!(stack.ahead(0, 3, 3).is_empty()); // enough is
+    assert_eq!(stack.ahead(0, 7, 7), 8..count.min(16));
     assert_eq!(stack.ahead(0, 1, 1), 2..2); // elsewhere
     assert_eq!(stack.ahead(0, count - 1, count - 1), count..count);
 }

@@ -16,7 +16,7 @@ use crate::cache::file::LayerFile;
 use crate::cache::Cache;
 use crate::log;
 use crate::open::{Kind, OpenStack};
-use crate::saved::{Folder, Saved};
+use crate::saved::{Folder, Lost, Saved};
 
 /// Node numbers reserved with one write.
 const NODES: u64 = 1024;
@@ -83,6 +83,7 @@ struct State {
 
 pub struct Registry {
     pub folder: Folder,
+    pub lost: Lost,
     cache: Arc<Cache>,
     connection: Arc<Connection>,
     state: RwLock<State>,
@@ -105,6 +106,7 @@ impl Registry {
         };
         Ok(Self {
             folder,
+            lost: Lost::default(),
             cache,
             connection,
             state: RwLock::new(state),
@@ -227,7 +229,8 @@ impl Registry {
     }
 
     fn let_go(&self, gone: impl Fn(&str) -> bool) {
-        let mut names = Vec::new();
+        let mut names = self.lost.let_go(&gone);
+        names.iter().for_each(|name| self.folder.forget(name));
         let mut state = self.state.write();
         let nodes: Vec<u64> = state.by_node.keys().copied().collect();
         for node in nodes {
@@ -269,6 +272,33 @@ impl Registry {
         for file in &held.stack.files {
             file.unpin();
             self.cache.release(file);
+        }
+    }
+
+    /// Drops stacks without holders that the kernel knows no more. A server that was killed may have
+    /// counted an open whose answer never came.
+    pub fn sweep(&self) {
+        let state = self.state.read();
+        let free = state
+            .by_node
+            .iter()
+            .filter(|(_, held)| held.holders.is_empty());
+        let nodes: Vec<u64> = free.map(|(node, _)| *node).collect();
+        drop(state);
+        for node in nodes {
+            if !matches!(self.connection.knows(node), Ok(false)) {
+                continue;
+            }
+            let mut state = self.state.write();
+            // Without a name it cannot have been opened since; with a holder again, it may.
+            if let Some(held) = state
+                .by_node
+                .get_mut(&node)
+                .filter(|h| h.holders.is_empty())
+            {
+                held.opens = 0;
+                self.drop_if_unused(&mut state, node);
+            }
         }
     }
 

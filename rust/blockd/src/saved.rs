@@ -1,7 +1,7 @@
 //! What a restarted server must know again, in a folder: a file for each stack, what the kernel agreed
 //! to, the first node number not yet given out. The folder lives in memory: nothing is synced.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -11,12 +11,13 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use crate::log;
+use crate::open::Fault;
 use crate::registry::{Mode, Spec};
 
 const FIRST_NODE: u64 = 2;
 
 /// An open stack.
-#[derive(Serialize, Deserialize)]
+#[derive(Clone, Serialize, Deserialize)]
 pub struct Saved {
     pub spec: Spec,
     pub node: u64,
@@ -24,6 +25,47 @@ pub struct Saved {
     pub mode: Mode,
     /// How often its file is open.
     pub opens: u64,
+}
+
+/// Stacks that cannot be opened again yet: what the kernel asks of them waits.
+#[derive(Default)]
+pub struct Lost(Mutex<BTreeMap<u64, (Saved, Fault)>>);
+
+impl Lost {
+    pub fn add(&self, saved: Saved, fault: Fault) {
+        self.0.lock().insert(saved.node, (saved, fault));
+    }
+
+    pub fn has(&self, node: u64) -> bool {
+        self.0.lock().contains_key(&node)
+    }
+
+    /// The length in blocks of one of them.
+    pub fn blocks(&self, node: u64) -> Option<u32> {
+        let lost = self.0.lock();
+        lost.get(&node).map(|(saved, _)| saved.spec.blocks)
+    }
+
+    pub fn remove(&self, node: u64) {
+        self.0.lock().remove(&node);
+    }
+
+    pub fn all(&self) -> Vec<(Saved, Fault)> {
+        self.0.lock().values().cloned().collect()
+    }
+
+    /// Takes holders away; the names of stacks that nobody holds any more, which are forgotten.
+    pub fn let_go(&self, gone: impl Fn(&str) -> bool) -> Vec<String> {
+        let mut names = Vec::new();
+        self.0.lock().retain(|_, (saved, _)| {
+            saved.holders.retain(|holder| !gone(holder));
+            if saved.holders.is_empty() {
+                names.extend(saved.spec.ids().map(|(_, id)| id.to_string()));
+            }
+            !saved.holders.is_empty()
+        });
+        names
+    }
 }
 
 pub struct Folder {

@@ -14,6 +14,7 @@ use crate::cache::file::buffer;
 use crate::fetch::Fetcher;
 use crate::flight::{Plain, Progress, Trouble, Urgency};
 use crate::open::{Kind, OpenStack};
+use crate::registry::Registry;
 
 /// A wait so long is worth telling.
 const NOTICED: Duration = Duration::from_secs(1);
@@ -66,6 +67,30 @@ pub async fn read(
         }
     }
     reply.data(&bytes[all]);
+}
+
+/// Answers a read of a stack that a restarted server could not open yet, when it is open.
+pub async fn read_lost(
+    registry: Arc<Registry>,
+    node: u64,
+    fetcher: Arc<Fetcher>,
+    range: Range,
+    patience: Duration,
+    reply: ReadReply,
+) {
+    let stack = loop {
+        if let Some(stack) = registry.by_node(node) {
+            break stack;
+        }
+        if reply.cancelled() {
+            return reply.error(Errno::INTR);
+        }
+        if !registry.lost.has(node) && registry.by_node(node).is_none() {
+            return reply.error(Errno::STALE);
+        }
+        sleep(AGAIN).await;
+    };
+    read(stack, fetcher, range, patience, reply).await;
 }
 
 /// Waits for what a range lacks and lays it into `bytes`; false if the rest must be read again.

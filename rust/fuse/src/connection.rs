@@ -104,6 +104,16 @@ impl Connection {
         unless_absent(self.notify(NOTIFY_INVAL_INODE, &[&payload.0]))
     }
 
+    /// Whether the kernel knows the file: it is open, or mapped, or its name is remembered. Its
+    /// attributes are asked for again; its pages stay.
+    pub fn knows(&self, node: u64) -> io::Result<bool> {
+        let payload = Packed::default().u64(node).u64(u64::MAX).u64(0); // at -1: no pages
+        match self.notify(NOTIFY_INVAL_INODE, &[&payload.0]) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            done => done.map(|()| true),
+        }
+    }
+
     /// Make the kernel ask again for this name. Waits for look-ups in flight: not to be called
     /// inside `Files::lookup` or `Files::list`.
     pub fn forget_name(&self, name: &[u8]) -> io::Result<()> {

@@ -16,6 +16,7 @@ from tests.blocks import (
     BLOCK,
     BlockServer,
     Store,
+    all_closed,
     block_folder,
     block_server,
     directory_store,
@@ -115,7 +116,7 @@ async def test_holders_keep_a_stack_and_its_name(server: BlockServer, store: Sto
     await server.client.keep_only({"one"})
     assert not path.exists() and not other.exists() and not list(server.mount.iterdir())
     await server.client.close("nobody")
-    assert (await server.client.stats())["stacks"] == 0
+    await all_closed(server)
 
 
 async def test_an_open_file_outlives_its_holders_and_a_restart(server: BlockServer, store: Store):
@@ -135,8 +136,7 @@ async def test_an_open_file_outlives_its_holders_and_a_restart(server: BlockServ
         again, _ = await server.open([layer, store.write(noise(9, 3), 3)], "two")
         assert again.stat().st_ino == os.fstat(file.fileno()).st_ino
         await server.client.close("two")
-    stats = await server.client.stats()
-    assert (stats["stacks"], stats["open_layers"]) == (0, 0)
+    await all_closed(server)
 
 
 async def test_what_cannot_be_opened_is_refused_and_leaves_nothing(
@@ -206,7 +206,7 @@ async def test_a_whole_layer_is_left_to_the_kernel(server: BlockServer, store: S
             assert third.read() == wanted
         assert (await server.client.stats())["passthrough"] == 1
     await server.client.close("one")
-    assert (await server.client.stats())["stacks"] == 0
+    await all_closed(server)
 
 
 async def test_a_file_served_before_a_restart_stays_served_while_open(
@@ -266,7 +266,7 @@ async def test_reading_on_asks_ahead(server: BlockServer, store: Store):
             assert part == wanted[block * BLOCK :][: 8 * BLOCK]
     fetched = await server.fetched()
     assert fetched["fetched_chunks"] == size // 32
-    assert fetched["requests"] <= size // 32 // 4, fetched
+    assert fetched["requests"] <= size // 32 // 3, fetched
 
 
 async def test_a_restart_keeps_the_cache(server: BlockServer, store: Store):

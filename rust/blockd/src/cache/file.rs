@@ -331,7 +331,8 @@ pub fn mark_of(path: &Path) -> PathBuf {
     path.with_extension("whole")
 }
 
-/// Whether the mark beside the file vouches for it: made behind the last change, and nothing is gone.
+/// Whether the mark beside the file vouches for it: made later than the last change (the
+/// clock of files ticks slowly: the same time may be before it), and nothing is gone.
 fn vouched(path: &Path, file: &File, layer: &Layer) -> io::Result<bool> {
     let Ok(mark) = std::fs::metadata(mark_of(path)) else {
         return Ok(false);
@@ -339,7 +340,7 @@ fn vouched(path: &Path, file: &File, layer: &Layer) -> io::Result<bool> {
     let about = file.metadata()?;
     let whole = about.len() == u64::from(layer.blocks()) * BLOCK as u64
         && about.blocks() * 512 >= u64::from(layer.data_blocks()) * BLOCK as u64
-        && mark.modified()? >= about.modified()?;
+        && mark.modified()? > about.modified()?;
     if !whole {
         std::fs::remove_file(mark_of(path))?;
     }

@@ -36,7 +36,7 @@ pub struct Bounds {
     pub free: u64,
 }
 
-/// Evictions free this part of the bound more than is asked for, so that they are few.
+/// Evictions free this part of what is here more than is asked for, so that they are few.
 const SLACK: u64 = 64;
 /// How the ending of a table in the making begins.
 const DRAFT: &str = "draft-";
@@ -259,7 +259,7 @@ impl Cache {
         }
         let _one = self.evicting.lock();
         let lacking = self.lacking(bytes);
-        lacking == 0 || self.evict(lacking + self.bounds.size / SLACK) >= lacking
+        lacking == 0 || self.evict(lacking + self.bytes() / SLACK) >= lacking
     }
 
     fn lacking(&self, bytes: u64) -> u64 {
