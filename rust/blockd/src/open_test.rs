@@ -4,6 +4,7 @@ use agentenv_blocks::layer::{Layer, Place};
 use std::collections::HashMap;
 
 use crate::cache::file::buffer;
+use crate::flight::Plain;
 
 /// Numbers that look random and are the same each time.
 struct Dice(u64);
@@ -110,13 +111,13 @@ fn what_is_here_and_what_arrived_make_the_flat_file() {
             if let Some(last) = missing.last() {
                 let lacks = |layer, chunk| {
                     let found = missing.contains(&(layer, chunk)) && (layer, chunk) != *last;
-                    found.then(|| Arc::clone(&plains[&(layer, chunk)]))
+                    found.then(|| &plains[&(layer, chunk)][..])
                 };
                 assert!(!stack.assemble(first, &mut out, lacks));
             }
             let arrived = |layer, chunk| {
                 let found = missing.contains(&(layer, chunk));
-                found.then(|| Arc::clone(&plains[&(layer, chunk)]))
+                found.then(|| &plains[&(layer, chunk)][..])
             };
             assert!(stack.assemble(first, &mut out, arrived));
             assert!(out[..] == wanted[..], "seed {seed}: {count} from {first}");
