@@ -1,6 +1,7 @@
 //! From a wish for chunks to chunks in the cache: what is here already, then peers, then the store.
 
-use std::cell::RefCell;
+mod here;
+
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
@@ -55,12 +56,6 @@ pub struct Fetcher {
 pub struct Wanted {
     pub chunk: u32,
     duty: Duty,
-}
-
-/// A chunk that `fetch_here` brought.
-pub struct Here {
-    wanted: Wanted,
-    kib: usize,
 }
 
 impl Fetcher {
@@ -125,72 +120,6 @@ impl Fetcher {
             tokio::spawn(Arc::clone(self).fetch(Arc::clone(file), group, urgency));
         }
         seats
-    }
-
-    /// Whether a chunk is best fetched by the thread that needs it: from a file of the store here.
-    pub fn near(&self) -> bool {
-        self.near && self.peers.none()
-    }
-
-    /// Fetches a chunk by this thread into `plain`, which has its length; what then has to be done
-    /// by `landed_here`. None if it is on its way, held up or has no room: then it is to be requested.
-    pub fn fetch_here(
-        self: &Arc<Self>,
-        file: &Arc<LayerFile>,
-        chunk: u32,
-        plain: &mut [u8],
-    ) -> Option<Here> {
-        let kib = plain.len() >> 10;
-        let room = self.room.try_acquire_many(kib as u32).ok()?;
-        let (id, place) = (file.layer().entry(chunk).id, (Arc::clone(file), chunk));
-        let duty = self.flights.board(id, Some(place), Urgency::Waited).duty?;
-        let wanted = Wanted { chunk, duty };
-        if self.read_here(&file.places(), chunk, plain) {
-            room.forget(); // until it is kept
-            return Some(Here { wanted, kib });
-        }
-        let group = vec![wanted];
-        tokio::spawn(Arc::clone(self).fetch(Arc::clone(file), group, Urgency::Waited));
-        None
-    }
-
-    fn read_here(&self, places: &Layer, chunk: u32, plain: &mut [u8]) -> bool {
-        thread_local! {
-            static STORED: RefCell<Vec<u8>> = RefCell::default();
-        }
-        let (entry, place) = (places.entry(chunk), places.place(chunk));
-        STORED.with_borrow_mut(|stored| {
-            stored.resize(entry.stored as usize, 0);
-            let key = format!("pack/{}", place.pack);
-            let came = self.objects.read_here(&key, place.offset, stored)
-                && chunk::decode(entry, stored, plain).is_ok();
-            if came {
-                let counters = &self.counters;
-                counters.requests.fetch_add(1, Ordering::Relaxed);
-                counters
-                    .fetched_bytes
-                    .fetch_add(stored.len() as u64, Ordering::Relaxed);
-                counters.fetched_chunks.fetch_add(1, Ordering::Relaxed);
-            }
-            came
-        })
-    }
-
-    /// Shares and keeps what `fetch_here` brought.
-    pub fn landed_here(self: &Arc<Self>, file: &Arc<LayerFile>, here: Here, plain: &[u8]) {
-        let mut kept = buffer(plain.len());
-        kept.copy_from_slice(plain);
-        let (this, kept, chunk) = (Arc::clone(self), Arc::new(kept), here.wanted.chunk);
-        let mut places = self.flights.land(file.layer().entry(chunk).id, &kept);
-        places.push((Arc::clone(file), chunk));
-        tokio::spawn(async move {
-            for (file, chunk) in places {
-                if !file.has(chunk) {
-                    this.keep(&file, chunk, Arc::clone(&kept)).await;
-                }
-            }
-            this.room.add_permits(here.kib);
-        });
     }
 
     /// Another layer's wish brought this chunk just now: it is kept for this layer as well.
