@@ -15,7 +15,7 @@ from agentenv.cli import output
 from agentenv.errors import AgentEnvError
 
 VERBS = (
-    "serve", "doctor", "image", "store", "run", "start", "exec", "shell", "cp", "port", "ls",
+    "serve", "doctor", "image", "store", "gc", "run", "start", "exec", "shell", "cp", "port", "ls",
     "inspect", "metrics", "logs", "kill", "down", "config",
 )  # fmt: skip
 
