@@ -18,7 +18,10 @@ from typing import Any, cast
 from agentenv.errors import UserError
 
 DEFAULT_HOME = Path("/var/lib/agentenv")
+# Where a home that is not on its own folder remembers its store, for every verb.
+STORE_NOTE = "store-url"
 ENGINES = ("auto", "qemu")
+MOST_BYTES = 1 << 60
 
 
 def _key(default: Any, unit: str, reason: str) -> Any:
@@ -123,6 +126,8 @@ def load(flags: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> C
             values[name] = text
     values.update({name: value for name, value in flags.items() if value is not None})
     values["home"] = home
+    if not values.get("store") and (home / STORE_NOTE).is_file():
+        values["store"] = (home / STORE_NOTE).read_text().strip()
     return _checked(replace(Config(), **{k: _coerce(k, v) for k, v in values.items()}))
 
 
@@ -167,6 +172,10 @@ def _checked(config: Config) -> Config:
         raise _invalid("peer_token", "is not given", "nodes answer only who has the secret")
     if not config.store_url.startswith(("/", "s3://", "file:///")):
         raise _invalid("store", f"is {config.store!r}", "it takes a directory or s3://BUCKET…")
+    if config.peer_token and not Path(config.peer_token).is_file():
+        raise _invalid("peer_token", f"is {config.peer_token!r}", "there is no such file")
+    if max(config.cache_size, config.cache_free) > MOST_BYTES:
+        raise _invalid("cache_size", "is larger than any disk", f"give at most {MOST_BYTES}")
     positive = (
         "memory_mib",
         "disk_mib",

@@ -54,9 +54,13 @@ def stats(form: Output = Form.AUTO, home: Home = None) -> None:
 
 
 @command.command()
-def verify(home: Home = None) -> None:
+def verify(
+    discard: Annotated[bool, typer.Option("--discard", help="Remove what is damaged")] = False,
+    home: Home = None,
+) -> None:
     """Read everything that is claimed, and check every byte against its name.
 
+    What is removed by --discard is made again when the images that need it are pulled again.
     Exit code 65 if something is damaged or missing. Example: aenv store verify
     """
 
@@ -65,12 +69,18 @@ def verify(home: Home = None) -> None:
         from agentenv.store.statistics import verify_store
 
         async with open_library(config.load({"home": home})) as library:
-            return asdict(await verify_store(library.layers.objects))
+            done = await verify_store(library.layers.objects)
+            if discard:
+                hurt = sorted({fault.discard for fault in done.faults if fault.discard})
+                await library.layers.discard(hurt)
+            return asdict(done)
 
     found = run(work())
     if output.interactive():
         for fault in found["faults"]:
             print(f"{fault['key']}: {fault['why']} (needed by {', '.join(fault['needed_by'])})")
+        if discard and found["faults"]:
+            print("removed what is damaged; pull the images that need it again")
         print(f"{found['layers']} layers, {found['chunks']} chunks, {len(found['faults'])} faults")
     else:
         output.dump(found)

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import StrictStr, TypeAdapter, ValidationError
 
 from agentenv.concurrency import KeyedLocks
 from agentenv.errors import AgentEnvError, ImageError, NotFound, UserError
@@ -43,6 +43,8 @@ ID_LENGTH = 20
 MAX_IMAGE = 64 << 20  # bytes of an image's record in the store
 _CONFIG = TypeAdapter(ImageConfig)
 _RECORD = TypeAdapter(dict[str, Any])
+_PARTS = TypeAdapter(tuple[Part, ...])
+_NAMES = TypeAdapter(list[StrictStr])
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +131,7 @@ class ImageCatalog:
         try:
             await self.collect()
         except AgentEnvError as error:
-            log.warning("what a failed pull left is not removed now: %s", error.message)
+            log.warning("what is not needed any more is not removed now: %s", error.message)
 
     async def pull_remote(self, text: str) -> Image:
         """For requests from afar: an image by registry reference or Debian suite, pulled if it is
@@ -153,7 +155,7 @@ class ImageCatalog:
         if data is None:
             return None
         row = _parsed(data)
-        if row is None:
+        if row is None or row.id != image_id:
             return None  # of another version, or damaged: made again
         await lease.use(row.doc["keys"])
         for needed in row.doc["keys"]:
@@ -272,7 +274,7 @@ class ImageCatalog:
         image = await self.find(image_id)
         await self._records.drop_image(image.id)
         await self._claims.drop(image.id)
-        await self.collect()
+        await self._clean()
 
     async def sweep(self) -> int:
         """Remove drafts whose writer died, and claims of images that nobody remembers; how many
@@ -307,20 +309,24 @@ def _row(doc: dict[str, Any]) -> ImageRow:
 
 
 def _parsed(data: bytes) -> ImageRow | None:
-    """An image's record in the store; None if it is none of ours."""
+    """An image's record in the store; None if it is none of ours, or does not name all it needs."""
     try:
         row = _row(_RECORD.validate_json(data))
-        _image(row)
-    except (ValidationError, KeyError, ImageError):
+        image = _image(row)
+        keys = _NAMES.validate_python(row.doc["keys"])
+        names = _NAMES.validate_python([row.reference, row.digest, *row.doc["diff_ids"]])
+    except (ValidationError, KeyError, TypeError, ImageError):
         return None
-    return row
+    layers = {f"layer/{part.layer}" for part in image.parts if part.layer}
+    fits = len(image.parts) == len(image.diff_ids) + 1
+    return row if names and fits and layers <= set(keys) else None
 
 
 def _image(row: ImageRow) -> Image:
     doc: dict[str, Any] = row.doc
     try:
         found = _CONFIG.validate_python(doc["config"])
-        parts = tuple(Part(part["layer"], part["blocks"]) for part in doc["parts"])
+        parts = _PARTS.validate_python(doc["parts"])
     except (ValidationError, KeyError, TypeError) as error:
         raise ImageError(
             f"the record of image {row.id} is of another version", why=str(error),

@@ -12,10 +12,13 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field, StringConstraints, TypeAdapter, ValidationError
 
 from agentenv.concurrency import interruptible
 from agentenv.errors import AgentEnvError, ImageError, InfraError, faults
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
     import threading
 
     from agentenv import _core
+
+log = logging.getLogger(__name__)
 
 BLOCK = 4096
 BY_CONTENT = 0  # images: content-defined chunks
@@ -43,12 +48,18 @@ Span = tuple[int, int, int | None]
 """First block, blocks, byte offset in the source; None for zeroes."""
 
 
+LayerId = Annotated[str, StringConstraints(pattern="^[0-9a-f]{64}$")]
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """A layer as part of something: ``layer`` is its id, None if it has no blocks."""
 
-    layer: str | None
-    blocks: int
+    layer: LayerId | None
+    blocks: Annotated[int, Field(ge=0, lt=1 << 32)]
+
+
+_PART = TypeAdapter(Part)
 
 
 class Interrupted(Exception):
@@ -123,7 +134,8 @@ class Layers:
         layer = written.layer
         if written.pack:
             key = f"pack/{written.pack[0]}"
-            if await self.objects.head(key) is None:
+            there = await self.objects.head(key)
+            if there is None or there.size != written.pack[1]:
                 await self.objects.put_file(key, draft.path)
         await self.objects.put(f"layer/{layer.id}", layer.encode())
         if written.pack:
@@ -138,10 +150,13 @@ class Layers:
         place = self._cache / part.layer[:2] / part.layer
         if table is None or place.with_suffix(".data").exists():
             return
-        await draft.keep(place.with_suffix(".data"))
-        with faults("the cache could not be written"):
-            place.with_suffix(".table").write_bytes(table)
-            place.with_suffix(".whole").touch()
+        try:
+            await draft.keep(place.with_suffix(".data"))
+            with faults("the cache could not be written"):
+                place.with_suffix(".table").write_bytes(table)
+                place.with_suffix(".whole").touch()
+        except InfraError as error:  # a favour: the store has it
+            log.warning("layer %s is not kept here: %s", part.layer, error.message)
 
     async def learn(self) -> None:
         """Let the index know of packs that others wrote, so that their chunks are referenced."""
@@ -200,8 +215,10 @@ class Layers:
         data = await self.objects.get(key, MAX_SOURCE)
         if data is None:
             return None
-        doc = json.loads(data)
-        part = Part(doc["layer"], doc["blocks"])
+        try:
+            part = _PART.validate_json(data)
+        except ValidationError:
+            return None  # of another version, or damaged: made again
         return part if part.layer is None or await self.stays(part.layer, lease) else None
 
     async def stays(self, layer: str, lease: Lease) -> bool:
@@ -209,12 +226,20 @@ class Layers:
         await lease.use([f"layer/{layer}"])
         try:
             packs = (await self.table(layer)).packs
-        except ImageError:
+        except (ImageError, InfraError) as error:
+            if error.code not in ("image_incomplete", "layer_damaged"):
+                raise
             return False
         await lease.use(f"pack/{pack}" for pack in packs)
         heads = [await self.objects.head(f"pack/{pack}") for pack in packs]
         # A collection may have moved chunks meanwhile: then other packs count.
         return all(heads) and (await self.table(layer)).packs == packs
+
+    async def discard(self, keys: Sequence[str]) -> None:
+        """Remove objects that are damaged, and what is known of them here."""
+        packs = [key.removeprefix("pack/") for key in keys if key.startswith("pack/")]
+        await self._chunks.drop_packs(packs)
+        await self.objects.delete(keys)
 
     async def put_source(self, name: str, part: Part, lease: Lease) -> None:
         key = f"source/{name}"
@@ -241,6 +266,6 @@ def damaged(key: str, why: str) -> InfraError:
     return InfraError(
         "a stored layer cannot be read",
         why=f"{key}: {why}",
-        fix="aenv store verify shows what is hurt; pull the image again",
+        fix="aenv store verify --discard, then pull the image again",
         code="layer_damaged",
     )

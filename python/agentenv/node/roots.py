@@ -127,7 +127,7 @@ class Roots:
     async def _first_use(self, image_id: str) -> dict[str, list[tuple[int, int]]] | None:
         if image_id not in self._first_uses:
             data = await self._layers.objects.get(first_use_key(image_id), MAX_FIRST_USE)
-            self._first_uses[image_id] = _chunks(data) if data else None
+            self._first_uses[image_id] = (_chunks(data) if data else None) or None
         return self._first_uses[image_id]
 
     async def learn_first_use(self, image_id: str, root: FlatSource) -> None:
@@ -143,7 +143,7 @@ class Roots:
             if not found:
                 return  # all of it was here: the kernel read it by itself
             data = json.dumps(found)
-            await self._layers.objects.put_new(first_use_key(image_id), data.encode())
+            await self._layers.objects.put(first_use_key(image_id), data.encode())
             self._first_uses.pop(image_id)
         except AgentEnvError as error:
             log.warning("first reads of image %s are not remembered: %s", image_id, error.message)

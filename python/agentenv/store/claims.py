@@ -11,11 +11,14 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+from pydantic import TypeAdapter, ValidationError
+
 from agentenv.errors import InfraError
 from agentenv.store.objects import Objects
 
 CLAIMS = "claim/"
 MAX_CLAIM = 64 << 20
+_CLAIM = TypeAdapter(dict[str, list[str]])
 
 
 class Claims:
@@ -41,21 +44,30 @@ class Claims:
         return f"{CLAIMS}{self._home}/{kind}-{name}"
 
 
-async def all_claims(objects: Objects) -> dict[str, list[str]]:
-    """Every claim (HOME/KIND-NAME) with its keys. Raises InfraError (``store_damaged``) for one
-    that cannot be read: what it needs must not be taken for garbage."""
+async def read_claims(objects: Objects) -> tuple[dict[str, list[str]], dict[str, str]]:
+    """Every claim (HOME/KIND-NAME) with its keys, and why others cannot be read."""
     found: dict[str, list[str]] = {}
+    faults: dict[str, str] = {}
     for entry in await objects.list(CLAIMS):
         data = await objects.get(entry.key, MAX_CLAIM)
         if data is None:
             continue  # just dropped
         try:
-            found[entry.key.removeprefix(CLAIMS)] = list(map(str, json.loads(data)["keys"]))
-        except (ValueError, KeyError, TypeError) as error:
-            raise InfraError(
-                f"the claim {entry.key} cannot be read",
-                why=str(error),
-                fix="restore it, or delete it if its home is gone",
-                code="store_damaged",
-            ) from error
+            found[entry.key.removeprefix(CLAIMS)] = _CLAIM.validate_json(data)["keys"]
+        except (ValidationError, KeyError) as error:
+            faults[entry.key] = str(error).splitlines()[0]
+    return found, faults
+
+
+async def all_claims(objects: Objects) -> dict[str, list[str]]:
+    """Every claim with its keys. Raises InfraError (``store_damaged``) for one that cannot be read:
+    what it needs must not be taken for garbage."""
+    found, faults = await read_claims(objects)
+    for key, why in faults.items():
+        raise InfraError(
+            f"the claim {key} cannot be read",
+            why=why,
+            fix="restore it, or delete it if its home is gone",
+            code="store_damaged",
+        )
     return found

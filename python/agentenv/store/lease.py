@@ -16,9 +16,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import time
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
 
 from agentenv.concurrency import Tasks
 from agentenv.errors import InfraError
@@ -35,6 +38,7 @@ MARK_LIFETIME = 180.0
 MARK_POLL = 0.05
 MAX_USES = 64 << 20
 MAX_OWNER = 4096
+_KEYS = TypeAdapter(set[str])
 
 
 class Lease:
@@ -43,7 +47,8 @@ class Lease:
     def __init__(self, objects: Objects) -> None:
         self._objects = objects
         self._folder = f"{LEASES}{new_id()}"
-        self._renewed = asyncio.get_running_loop().time()
+        self._renewed = _clock()
+        self._lost = False
         self._used: set[str] = set()
         self._written = 0
 
@@ -63,19 +68,22 @@ class Lease:
 
     async def _marked(self, wanted: set[str]) -> bool:
         """Whether a collection that is not known to be dead is about to delete one of these."""
-        marked = wanted & {
-            e.key.removeprefix(CONDEMNED) for e in await self._objects.list(CONDEMNED)
-        }
+        marks = {e.key.removeprefix(CONDEMNED): e for e in await self._objects.list(CONDEMNED)}
+        if not (marked := wanted & marks.keys()):
+            return False
+        now = await self.now()
         for key in marked:
             owner = await self._objects.get(CONDEMNED + key, MAX_OWNER)
-            if owner is not None and not died_here(owner):
+            old = now - marks[key].modified > MARK_LIFETIME
+            if owner is not None and not old and not died_here(owner):
                 return True
         return False
 
     def check(self) -> None:
         """Before what was written becomes referenced. Raises InfraError (``lease_lost``) if the
         lease may have been taken for dead."""
-        if asyncio.get_running_loop().time() - self._renewed > LIFETIME / 2:
+        self._lost = self._lost or _clock() - self._renewed > LIFETIME / 2
+        if self._lost:
             raise InfraError(
                 "the lease on the store was lost",
                 why=f"it could not be renewed for {LIFETIME / 2:.0f} s",
@@ -84,7 +92,9 @@ class Lease:
             )
 
     async def renew(self) -> None:
-        asked = asyncio.get_running_loop().time()
+        """Another sign of life. A lease that may have been taken for dead is not brought back."""
+        asked = _clock()
+        self._lost = self._lost or asked - self._renewed > LIFETIME / 2
         await self._objects.put(f"{self._folder}/alive", own_process())
         self._renewed = asked
 
@@ -135,9 +145,21 @@ async def used(objects: Objects, now: float) -> set[str]:
             await objects.delete([f"{folder}/{part}" for part in parts])
             continue
         for part in parts.keys() - {"alive"}:
-            data = await objects.get(f"{folder}/{part}", MAX_USES)
-            keys.update(json.loads(data) if data else ())
+            keys |= await _uses(objects, f"{folder}/{part}")
     return keys
+
+
+async def _uses(objects: Objects, key: str) -> set[str]:
+    data = await objects.get(key, MAX_USES)
+    try:
+        return _KEYS.validate_json(data) if data else set()
+    except ValidationError as error:
+        raise InfraError(
+            f"{key} cannot be read, so what its writer uses is not known",
+            why=str(error).splitlines()[0],
+            fix="if no pull runs anywhere, delete it",
+            code="store_damaged",
+        ) from error
 
 
 async def _dead(objects: Objects, folder: str, parts: dict[str, float], now: float) -> bool:
@@ -150,18 +172,26 @@ async def _dead(objects: Objects, folder: str, parts: dict[str, float], now: flo
 def own_process() -> bytes:
     """Who this is, for other processes of this machine to see whether it lives."""
     pid = os.getpid()
-    owner = {"boot": _boot_id(), "pid": pid, "start": start_time(pid), "host": os.uname().nodename}
-    return json.dumps(owner).encode()
+    host = os.uname().nodename
+    return json.dumps({**_world(), "pid": pid, "start": start_time(pid), "host": host}).encode()
 
 
 def died_here(data: bytes) -> bool:
     """Whether whom ``own_process`` told of was a process of this machine and is gone."""
     try:
         owner = json.loads(data)
-        return owner["boot"] == _boot_id() and start_time(owner["pid"]) != owner["start"]
-    except (ValueError, KeyError, TypeError):
+        here = {name: owner[name] for name in ("boot", "pids")} == _world()
+        return here and start_time(int(owner["pid"])) != owner["start"]
+    except (ValueError, KeyError, TypeError, RecursionError):
         return False  # of another version: it expires
 
 
-def _boot_id() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+def _world() -> dict[str, object]:
+    """Where a pid means something: this boot, this PID namespace."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return {"boot": boot, "pids": Path("/proc/self/ns/pid").stat().st_ino}
+
+
+def _clock() -> float:
+    """Seconds, those of a suspended machine included."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from agentenv.errors import InfraError
-from agentenv.store.claims import all_claims
+from agentenv.store.claims import all_claims, read_claims
 from agentenv.store.collection import MAX_TABLE, Collection
 from agentenv.store.objects import CoreObjects
 
@@ -89,6 +89,8 @@ class Hurt:
     key: str
     why: str
     needed_by: list[str]
+    discard: str = ""
+    """The object to remove, so that a pull makes it again; empty if none would help."""
 
 
 @dataclass(slots=True)
@@ -102,7 +104,9 @@ async def verify_store(objects: CoreObjects) -> Verified:
     """Check everything that is claimed, byte by byte. Raises InfraError if the store fails."""
     done = Verified()
     users: dict[str, list[str]] = {}
-    for name, keys in (await all_claims(objects)).items():
+    claims, unreadable = await read_claims(objects)
+    done.faults += [Hurt(key, why, []) for key, why in unreadable.items()]
+    for name, keys in claims.items():
         for key in keys:
             users.setdefault(key, []).append(name)
     seen: set[tuple[bytes, str]] = set()
@@ -132,14 +136,16 @@ async def _verify_layer(
         if f"layer/{table.id}" != key:
             raise ValueError("it is another layer")
     except ValueError as error:
-        done.faults.append(Hurt(key, str(error), needed_by))
+        done.faults.append(Hurt(key, str(error), needed_by, key if data else ""))
         return
     fresh = [chunk for chunk in table.chunks() if (chunk[0], chunk[4]) not in seen]
     seen.update((chunk[0], chunk[4]) for chunk in fresh)
     done.chunks += len(fresh)
+    packs = {chunk[0].hex(): chunk[4] for chunk in fresh}
     for part in _parts(fresh):
         for chunk, why in await objects.with_core(_core.verify_chunks, part):
-            done.faults.append(Hurt(f"{key} chunk {chunk}", why, needed_by))
+            place = f"pack/{packs[chunk]}"
+            done.faults.append(Hurt(f"{key} chunk {chunk}", why, needed_by, place))
 
 
 def _parts(chunks: list[_core.Chunk]) -> Iterator[list[_core.Chunk]]:
