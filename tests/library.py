@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from agentenv.config import Config
-from agentenv.node.assembly import Library, open_library
+from agentenv.node.library import Library, open_library
 
 
 @asynccontextmanager

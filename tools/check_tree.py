@@ -132,6 +132,10 @@ HOMES: dict[str, tuple[str, str]] = {
         "tests/faults/node/test_storage.py",
         "its promises are about death and return",
     ),
+    "node/library.py": (
+        "tests/integration/cli/test_store.py",
+        "homes and their stores, by command",
+    ),
     "node/roots.py": ("tests/faults/node/test_storage.py", "asked through a node on S3"),
     "store/chunks.py": ("tests/contract/records/test_chunks.py", "on each database"),
     "store/claims.py": ("tests/contract/store/test_collection.py", "asked through the collection"),

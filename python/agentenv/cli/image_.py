@@ -42,7 +42,7 @@ def pull(
     """
 
     async def work() -> dict[str, Any]:
-        from agentenv.node.assembly import open_library
+        from agentenv.node.library import open_library
         from agentenv.template.named import name_image
         from agentenv.template.names import check
 
@@ -106,7 +106,7 @@ def ls(
     """List images, newest first. Example: aenv image ls"""
 
     async def work() -> list[dict[str, Any]]:
-        from agentenv.node.assembly import open_library
+        from agentenv.node.library import open_library
 
         async with open_library(config.load({"home": home})) as library:
             names = await _names(library.records)
@@ -157,7 +157,7 @@ def inspect(key: Key, home: Home = None) -> None:
     """Show an image's configuration and layers. Example: aenv image inspect base"""
 
     async def work() -> dict[str, Any]:
-        from agentenv.node.assembly import open_library
+        from agentenv.node.library import open_library
 
         async with open_library(config.load({"home": home})) as library:
             key_id = await _image_id(library.records, key)
@@ -176,7 +176,7 @@ def verify(key: Key, home: Home = None) -> None:
 
     async def work() -> dict[str, Any]:
         from agentenv.layer.verify import verify as compare
-        from agentenv.node.assembly import open_library
+        from agentenv.node.library import open_library
 
         async with open_library(config.load({"home": home})) as library:
             catalog = library.catalog
@@ -203,7 +203,7 @@ def rm(
     """
 
     async def work() -> None:
-        from agentenv.node.assembly import open_library
+        from agentenv.node.library import open_library
         from agentenv.template.named import find_build
 
         async with open_library(config.load({"home": home})) as library:

@@ -39,7 +39,7 @@ def stats(form: Output = Form.AUTO, home: Home = None) -> None:
     """
 
     async def work() -> dict[str, Any]:
-        from agentenv.node.assembly import open_library
+        from agentenv.node.library import open_library
         from agentenv.store.statistics import cache_statistics, store_statistics
 
         effective = config.load({"home": home})
@@ -65,7 +65,7 @@ def verify(
     """
 
     async def work() -> dict[str, Any]:
-        from agentenv.node.assembly import open_library
+        from agentenv.node.library import open_library
         from agentenv.store.statistics import verify_store
 
         async with open_library(config.load({"home": home})) as library:
@@ -95,7 +95,7 @@ def gc(dry_run: DryRun = False, home: Home = None) -> None:
     """
 
     async def work() -> dict[str, Any]:
-        from agentenv.node.assembly import open_library
+        from agentenv.node.library import open_library
 
         async with open_library(config.load({"home": home})) as library:
             if not dry_run:

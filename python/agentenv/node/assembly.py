@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import os
 import tempfile
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from agentenv.config import Config
@@ -20,28 +18,18 @@ from agentenv.host import netns
 from agentenv.host.cgroup import Cgroups
 from agentenv.host.supervised import SupervisedLauncher
 from agentenv.host.tools import Tools
-from agentenv.image.registry import RegistrySettings
-from agentenv.layer.blockd import BlockClient, BlockServerOptions
-from agentenv.layer.catalog import ImageCatalog
-from agentenv.layer.layers import Layers
-from agentenv.model import new_id
+from agentenv.layer.blockd import BlockServerOptions
 from agentenv.node import doctor
 from agentenv.node.block_server import BlockServer
 from agentenv.node.data_plane import RESOLV_FILES, DataPlane, DataPlaneConfig, upstreams
 from agentenv.node.ground import Folders, NodeGround
+from agentenv.node.library import FOLDER_MODE, open_library
 from agentenv.node.node import Node
 from agentenv.node.roots import Roots
 from agentenv.node.slots import SlotConfig, SlotPool
 from agentenv.sandbox.state import State
-from agentenv.store.claims import Claims
-from agentenv.store.collection import Collection
-from agentenv.store.drafts import Drafts
-from agentenv.store.objects import open_objects
-from agentenv.store.sql import SqlRecords
 
 log = logging.getLogger(__name__)
-
-FOLDER_MODE = 0o711  # engines run as users of their own and pass through
 
 
 def engine_files(config: Config, tools: Tools) -> Files:
@@ -69,50 +57,6 @@ def must_be_passable(path: Path) -> None:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class Library:
-    """Records, images and layers of a home."""
-
-    records: SqlRecords
-    catalog: ImageCatalog
-    layers: Layers
-    claims: Claims
-    collection: Collection
-    blocks: BlockClient
-
-
-@asynccontextmanager
-async def open_library(config: Config) -> AsyncGenerator[Library]:
-    """For the CLI too, with or without a server."""
-    config.home.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
-    records = await SqlRecords.open_sqlite(config.home / "state.db")
-    try:
-        settings = RegistrySettings(config.registry_mirrors, config.insecure_registries)
-        objects = await open_objects(config.store_url)
-        drafts = Drafts(config.home / "drafts")
-        layers = Layers(objects, records.chunks, drafts, config.home / "cache")
-        claims = Claims(objects, await asyncio.to_thread(home_id, config.home))
-        collection = Collection(objects, records.chunks, drafts)
-        catalog = ImageCatalog(config.home, layers, records, claims, collection, settings)
-        blocks = BlockClient(config.runtime_dir / "blockd.sock", config.runtime_dir / "blocks")
-        yield Library(records, catalog, layers, claims, collection, blocks)
-    finally:
-        await records.close()
-
-
-def home_id(home: Path) -> str:
-    """Tells this home from all others that share its store; made once."""
-    path = home / "home-id"
-    with contextlib.suppress(FileExistsError):
-        draft = path.with_name(f".home-id.{os.getpid()}")
-        draft.write_text(new_id())
-        try:
-            path.hardlink_to(draft)  # whole or not at all, and never over another's
-        finally:
-            draft.unlink()
-    return path.read_text()
-
-
 @asynccontextmanager
 async def open_node(config: Config, *, serve: bool = True) -> AsyncGenerator[Node]:
     """A started node; sandboxes outlive it. One that leaves none takes everything else away.
@@ -127,8 +71,6 @@ async def open_node(config: Config, *, serve: bool = True) -> AsyncGenerator[Nod
     folders = Folders(
         config.home / "sandboxes", config.home / "engine", config.runtime_dir / "sandboxes"
     )
-    for folder in (config.runtime_dir, folders.sandboxes, folders.disks, folders.run):
-        folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
     launcher = SupervisedLauncher(config.runtime_dir / "supervisor.sock")
     data_plane = DataPlane(
         DataPlaneConfig(
@@ -173,6 +115,8 @@ async def open_node(config: Config, *, serve: bool = True) -> AsyncGenerator[Nod
     engine = QemuEngine(files, launcher, cgroups, netns.open_tap)
     async with AsyncExitStack() as held:
         library = await held.enter_async_context(open_library(config))
+        for folder in (config.runtime_dir, folders.sandboxes, folders.disks, folders.run):
+            folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
         records, catalog = library.records, library.catalog
         roots = Roots(
             catalog,
@@ -197,7 +141,8 @@ async def open_node(config: Config, *, serve: bool = True) -> AsyncGenerator[Nod
         occupied = any(row.state != State.ENDED for row in await records.sandboxes())
         try:
             await launcher.ensure()
-            storage_is_new = await block_server.start()
+            # What is only taken off the machine needs nobody to read for it.
+            storage_is_new = serve and await block_server.start()
             if serve:
                 await data_plane.start()
                 await engine.prepare()

@@ -12,6 +12,7 @@ import itertools
 import logging
 import os
 import shutil
+import signal
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -30,6 +31,8 @@ FD = 3  # the mount's descriptor in the server
 START_DEADLINE = 30.0  # seconds from its start to its answer
 ASK_AGAIN = 1.0  # seconds after a question that failed
 LONG_POLL = 60.0
+STOP_DEADLINE = 5.0
+QUICK_ENDS = 4  # ends one after another that say it will not come up
 MOUNT_MODE = 0o711
 
 # Seconds in which a server that has ended for good is told from one in a pause before its restart.
@@ -104,9 +107,12 @@ class BlockServer:
         await self._launcher.launch(spec)
 
     async def _end(self) -> None:
-        await self._launcher.stop(NAME)
-        with contextlib.suppress(NotFound):
-            await self._launcher.wait(NAME)
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            await self._launcher.stop(NAME, number)
+            with contextlib.suppress(NotFound, TimeoutError):
+                async with asyncio.timeout(STOP_DEADLINE):
+                    await self._launcher.wait(NAME)
+                break
 
     async def _bring_up(self) -> None:
         options = self._options
@@ -123,6 +129,8 @@ class BlockServer:
             os.close(fd)
 
     async def _answering(self) -> None:
+        status = await self._launcher.status(NAME)
+        before = status.restarts if status else 0
         try:
             async with asyncio.timeout(START_DEADLINE):
                 while True:
@@ -132,15 +140,22 @@ class BlockServer:
                     except InfraError as error:
                         if error.why.startswith("it speaks"):
                             raise
+                    status = await self._launcher.status(NAME)
+                    if status and status.restarts - before > QUICK_ENDS:
+                        raise self._no_start()
                     await asyncio.sleep(0.01)
         except TimeoutError:
-            lines = self._log.read_text(errors="replace").splitlines()
-            raise InfraError(
-                "the block server did not start",
-                why=lines[-1] if lines else "it does not answer",
-                fix=f"look at --store and at {self._log}",
-                code="block_server_down",
-            ) from None
+            raise self._no_start() from None
+
+    def _no_start(self) -> InfraError:
+        lines = self._log.read_text(errors="replace").splitlines() if self._log.exists() else []
+        said = [line for line in lines if not line.startswith("usage:")]
+        return InfraError(
+            "the block server does not start",
+            why=said[-1] if said else "it does not answer",
+            fix="aenv config shows what it was told: store, cache_size, peers",
+            code="block_server_down",
+        )
 
     def watch(self, recovered: Recovered, lost: Lost) -> None:
         self._tasks.start(self._follow(recovered, lost), "watch block server")
@@ -192,7 +207,7 @@ class BlockServer:
             return
         await self._end()
         await self._launcher.forget(NAME)
-        await asyncio.to_thread(fuse.unmount, self._mount)
+        await asyncio.to_thread(fuse.unmount, self._mount, force=True)
         await asyncio.to_thread(shutil.rmtree, self._options.state, ignore_errors=True)
         for path in (self._options.control, self._log):
             path.unlink(missing_ok=True)

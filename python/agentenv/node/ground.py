@@ -89,8 +89,11 @@ class NodeGround:
         return await self._roots.blank(size_mib, sandbox_id)
 
     async def release(self, sandbox_id: str) -> None:
-        await self._learn(sandbox_id)
-        await self._roots.release(sandbox_id)
+        try:
+            await self._learn(sandbox_id)
+            await self._roots.release(sandbox_id)
+        except InfraError as error:  # it is told who is left at the next start
+            log.warning("%s still holds what it read: %s", sandbox_id, error.message)
 
     def has_booted(self, info: SandboxInfo, root: FlatSource) -> None:
         self._booted[info.id] = (info.image_id, root)
@@ -153,8 +156,8 @@ class NodeGround:
                 if folder.name not in owned:
                     await asyncio.to_thread(shutil.rmtree, folder)
         await self._slots.start(in_use)
-        await self._roots.keep_only(owned)
         try:
+            await self._roots.keep_only(owned)
             await self._catalog.sweep()
         except InfraError as error:  # what is cached can be used while the store is away
-            log.warning("the store is not cleaned now: %s", error.message)
+            log.warning("store and block server are not tidied now: %s", error.message)

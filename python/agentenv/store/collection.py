@@ -67,6 +67,28 @@ class Collection:
             self._note(done, self._dead(await self._there(), await self.mark()))
             return done
         await self._objects.sweep_drafts()
+        try:
+            await self._run(done)
+        except InfraError as error:
+            if error.code != "disk_full" or not await self._make_room(done):
+                raise
+            await self._run(done)
+        return done
+
+    async def _make_room(self, done: Collected) -> bool:
+        """Delete the largest dead pack of a full store, where no mark can be made: as long as it is
+        full nobody can begin to write either, and who began before is asked for."""
+        live = (await self.mark()).keys
+        in_use = await leases.used(self._objects, 0.0)
+        packs = await self._objects.list("pack/")
+        dead = [entry for entry in packs if entry.key not in live | in_use]
+        for entry in sorted(dead, key=lambda entry: -entry.size)[:1]:
+            await self._chunks.drop_packs([entry.key.partition("/")[2]])
+            await self._objects.delete([entry.key])
+            self._note(done, [entry])
+        return bool(dead)
+
+    async def _run(self, done: Collected) -> None:
         async with leases.hold(self._objects) as lease:
             live = await self.mark()
             done.compacted = await self._compact(live, lease)
@@ -75,7 +97,6 @@ class Collection:
             dead = self._dead(await self._there(), await self.mark() if done.compacted else live)
             for start in range(0, len(dead), BATCH):
                 await self._sweep(dead[start : start + BATCH], lease, done)
-        return done
 
     @staticmethod
     def _dead(there: dict[str, Entry], live: Live) -> list[Entry]:
@@ -161,9 +182,16 @@ class Collection:
             if sum(chunk[1] for chunk in chunks.values())
             < WORTH_KEEPING * sizes.get(f"pack/{pack}", 0)
         ]
+        done: list[str] = []
         for pack in sparse:
-            await self._rewrite(pack, live, lease)
-        return sparse
+            try:
+                await self._rewrite(pack, live, lease)
+            except InfraError as error:
+                if error.code != "disk_full":
+                    raise
+                break  # no room to make room this way
+            done.append(pack)
+        return done
 
     async def _rewrite(self, pack: str, live: Live, lease: leases.Lease) -> None:
         from agentenv import _core

@@ -2,6 +2,9 @@
 writers, on each kind of store."""
 
 import asyncio
+import contextlib
+import json
+import os
 import random
 import secrets
 import signal
@@ -11,6 +14,7 @@ import pytest
 from tests.contract.store.homes import child_script, home_on, noise
 
 from agentenv.errors import InfraError
+from agentenv.host.mount import mounted
 from agentenv.store import lease as leases
 
 
@@ -106,6 +110,67 @@ async def test_a_writer_waits_for_what_is_about_to_go(home):
         assert not (await asyncio.wait([waiting], timeout=0.3))[0]
         await home.objects.delete([mark])
         await waiting
+
+
+async def test_a_mark_that_is_too_old_holds_nobody_up(home, monkeypatch):
+    monkeypatch.setattr(leases, "MARK_LIFETIME", -1.0)
+    key = "layer/" + "ab" * 32
+    await home.objects.put(leases.CONDEMNED + key, b"another machine's")
+    async with leases.hold(home.objects) as lease:
+        await asyncio.wait_for(lease.use([key]), 5)
+
+
+async def test_a_process_of_another_namespace_is_not_taken_for_dead():
+    owner = json.loads(leases.own_process())
+    gone = {**owner, "start": 1}
+    assert leases.died_here(json.dumps(gone).encode())
+    for elsewhere in ({"pids": 1}, {"boot": "another"}):
+        assert not leases.died_here(json.dumps({**gone, **elsewhere}).encode())
+    for strange in (b"", b"{}", b"[" * 5000, b'{"pid": "x", "boot": 1, "pids": 2, "start": 3}'):
+        assert not leases.died_here(strange)
+
+
+async def test_a_lease_that_was_silent_too_long_is_not_brought_back(home, monkeypatch):
+    monkeypatch.setattr(leases, "LIFETIME", 0.2)
+    async with leases.hold(home.objects) as lease:
+        await asyncio.sleep(0.15)  # more than half of its life
+        await lease.renew()
+        with pytest.raises(InfraError) as caught:
+            lease.check()
+        assert caught.value.code == "lease_lost"
+
+
+@pytest.mark.parametrize("uses", [b"{", b"5", b"[1]", b"[" * 5000, b'{"a": []}'])
+async def test_a_lease_that_cannot_be_read_stops_the_collection(home, uses):
+    await home.objects.put("lease/x/alive", b"{}")
+    await home.objects.put("lease/x/uses-1", uses)
+    await home.add("lost", noise(12, 20))
+    await home.claims.drop("lost")
+    with pytest.raises(InfraError) as caught:
+        await home.collection.run()
+    assert caught.value.code == "store_damaged" and "lease/x/uses-1" in caught.value.message
+    await home.objects.delete(["lease/x/uses-1"])
+    assert (await home.collection.run()).deleted
+
+
+async def test_a_full_store_can_be_emptied(tmp_path):
+    async with (
+        mounted("tmpfs", "tmpfs", ("size=4m",)) as disk,
+        home_on(str(disk / "store"), tmp_path / "home") as home,
+    ):
+        kept = await home.add("kept", noise(13, 100))
+        await home.add("lost", noise(14, 400))
+        await home.claims.drop("lost")
+        filler = os.open(disk / "filler", os.O_WRONLY | os.O_CREAT)
+        with contextlib.suppress(OSError):
+            while True:
+                os.write(filler, bytes(4096))
+        os.close(filler)
+        with pytest.raises(InfraError) as caught:
+            await home.add("more", noise(15, 400))
+        assert caught.value.code == "disk_full"
+        assert len((await home.collection.run()).deleted) == 2
+        assert await home.read(kept) == noise(13, 100) and await home.whole()
 
 
 async def test_a_claim_that_cannot_be_read_stops_the_collection(home):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 
 import pytest
@@ -82,6 +83,84 @@ def test_damage_is_found_and_named(aenv, layout, tmp_path):
     bad = aenv("one", "store", "verify", status=65)
     assert {fault["key"].partition("/")[0] for fault in bad["faults"]} == {"layer", "tree"}
     assert all("image-" in fault["needed_by"][0] for fault in bad["faults"])
+
+
+@pytest.mark.parametrize("kind", ["pack", "layer"])
+def test_what_is_damaged_is_made_again(aenv, layout, tmp_path, kind):
+    image = aenv("one", "image", "pull", layout)
+    for path in (tmp_path / "store" / kind).glob("*/*"):
+        data = bytearray(path.read_bytes())
+        data[100] ^= 1
+        path.chmod(0o600)
+        path.write_bytes(data)
+    assert aenv("one", "store", "verify", "--discard", status=65)["faults"]
+    assert aenv("one", "image", "pull", layout)["parts"] == image["parts"]
+    assert aenv("one", "store", "verify")["faults"] == []
+    assert aenv("one", "image", "verify", image["id"])["differences"] == []
+
+
+HOSTILE = [
+    b"", b"{", b"5", b"[]", b'"x"', b"{}", b"[" * 3000, b"\xff\xfe",
+    b'{"reference": 1, "digest": 2, "config": {}, "diff_ids": 3, "parts": 4, "keys": 5}',
+    b'{"layer": "../../x", "blocks": 5}', b'{"layer": null, "blocks": -7}', b'{"layer": 7}',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["image", "source", "tree", "layer"])
+@pytest.mark.parametrize("content", HOSTILE)
+def test_hostile_objects_are_made_again(aenv, layout, tmp_path, kind, content):
+    image = aenv("one", "image", "pull", layout)
+    for path in (tmp_path / "store" / kind).glob("*/*"):
+        path.chmod(0o600)
+        path.write_bytes(content)
+    aenv("one", "image", "ls", "--store")
+    if kind == "tree":  # nothing tells it from what is right but a look inside
+        assert "Traceback" not in str(aenv("two", "image", "pull", "dir:/nowhere", status=65))
+        return
+    assert aenv("two", "image", "pull", layout)["parts"] == image["parts"]
+    assert aenv("two", "store", "verify")["faults"] == []
+
+
+def test_a_copied_home_is_another_home(aenv, layout, tmp_path):
+    aenv("one", "image", "pull", layout)
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    corpus.write(tmp_path / "other", [corpus.Layer().add("c", data=corpus.noise(100_000, 3))])
+    other = aenv("two", "image", "pull", f"oci:{tmp_path / 'other'}")
+    aenv("one", "store", "gc")
+    assert aenv("two", "image", "verify", other["id"])["differences"] == []
+    for listed in aenv("one", "image", "ls"):
+        aenv("one", "image", "rm", listed["id"])
+    for listed in aenv("two", "image", "ls"):
+        assert aenv("two", "image", "verify", listed["id"])["differences"] == []
+
+
+def test_a_home_stays_with_its_store(tmp_path, layout):
+    def aenv(*words, status=0, **environ):
+        known = {k: v for k, v in os.environ.items() if not k.startswith("AENV_")}
+        environ = {**known, "AENV_HOME": str(tmp_path / "home"), **environ}
+        done = subprocess.run([*AENV, *words], capture_output=True, text=True, env=environ)
+        assert done.returncode == status, done.stderr
+        return done
+
+    store = tmp_path / "elsewhere"
+    aenv("image", "pull", layout, AENV_STORE=str(store))
+    assert json.loads(aenv("store", "stats").stdout)["images"] == 1  # remembered
+    refused = aenv("store", "stats", status=64, AENV_STORE=str(tmp_path / "third"))
+    assert "store_differs" in refused.stderr
+    store.rename(tmp_path / "away")
+    assert "store_missing" in aenv("image", "ls", status=71).stderr
+    assert not store.exists()
+
+
+def test_a_cache_on_a_disk_of_its_own(aenv, layout, tmp_path):
+    (tmp_path / "one/cache").mkdir(parents=True)
+    words = ("-t", "tmpfs", "-o", "size=8m", "aenv-test", str(tmp_path / "one/cache"))
+    subprocess.run(["mount", *words], check=True)
+    try:
+        aenv("one", "image", "pull", layout)
+        assert aenv("one", "store", "stats")["cache_bytes"] > 400_000
+    finally:
+        subprocess.run(["umount", str(tmp_path / "one/cache")], check=True)
 
 
 def test_a_dry_run_tells_and_does_nothing(aenv, layout, tmp_path):
