@@ -26,7 +26,7 @@ from agentenv.host import fuse
 from agentenv.layer.blockd import BlockClient, BlockServerOptions, blockd_argv
 from agentenv.layer.catalog import Image
 from agentenv.layer.layers import BLOCK, Part, Span
-from agentenv.node.assembly import Library, open_library
+from agentenv.node.library import Library, open_library
 from agentenv.store import lease as leases
 
 ROOT = Path(__file__).parents[1]

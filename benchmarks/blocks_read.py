@@ -18,7 +18,7 @@ from tests.server import TestServer
 
 from agentenv import _core
 from agentenv.layer.layers import BLOCK, Part
-from agentenv.node.assembly import Library
+from agentenv.node.library import Library
 from benchmarks import block_rig as rig
 from benchmarks.machine import heading, row
 

@@ -25,7 +25,7 @@ from agentenv import _core
 from agentenv.layer import convert
 from agentenv.layer.catalog import Image
 from agentenv.layer.layers import BLOCK
-from agentenv.node.assembly import Library
+from agentenv.node.library import Library
 from benchmarks import block_rig as rig
 from benchmarks import oci
 from benchmarks.machine import heading, row
