@@ -162,7 +162,8 @@ def _ours(code: str, message: str) -> AgentEnvError:
             return UserError(what, code="invalid_store")
         case "full":
             fix = "free some space: aenv store gc"
-            return InfraError(what, fix=fix, code="disk_full", http_status=507)
+            why = "no space is left there"
+            return InfraError(what, why=why, fix=fix, code="disk_full", http_status=507)
         case "denied":
             fix = "check the store's credentials and permissions"
             return InfraError(what, fix=fix, code="store_denied")
