@@ -45,7 +45,9 @@ def node(scratch, server, bucket, wanted):
     yield running
     running.close()
     left = HostObjects.now().more_than(before)
-    assert not left, left
+    # The bucket's server lies in our tools' folder, and was started again.
+    others = [line for line in left.pop("processes", []) if str(bucket.folder) not in line]
+    assert not left and not others, (left, others)
 
 
 def copy_store(folder, bucket):
