@@ -125,7 +125,7 @@ class Layers:
     async def _claim(self, written: _core.WrittenLayer, lease: Lease) -> set[str]:
         """Use what the layer counts on and consists of; packs of others that are not there."""
         own = written.pack[0] if written.pack else None
-        packs = {*written.layer.packs, *((own,) if own else ())}
+        packs = set(written.layer.packs)  # its own among them: every new chunk is the layer's
         await lease.use([f"layer/{written.layer.id}", *(f"pack/{pack}" for pack in packs)])
         heads = {pack: await self.objects.head(f"pack/{pack}") for pack in packs - {own}}
         return {pack for pack, head in heads.items() if head is None}

@@ -15,20 +15,6 @@ from agentenv.host.kept import FIRST_PAUSE, LONGEST_PAUSE, pause
 from agentenv.host.process import ProcessSpec, spec_from_json, spec_to_json
 from agentenv.host.supervised import SupervisedLauncher
 
-
-@pytest.fixture
-async def launcher(tmp_path: Path):
-    launcher = SupervisedLauncher(tmp_path / "run" / "sup.sock")
-    await launcher.ensure()
-    yield launcher
-    for status in await launcher.all():
-        await launcher.stop(status.name, signal.SIGKILL)
-        await launcher.wait(status.name)
-    await launcher.quit()
-    while (tmp_path / "run" / "sup.sock").exists():
-        await asyncio.sleep(0.01)
-
-
 # Says its count and pid through descriptor 3 and stays.
 SPEAK = 'echo "$AENV_RESTARTS $$" >&3; exec sleep 600'
 

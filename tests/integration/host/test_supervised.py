@@ -12,19 +12,6 @@ from agentenv.host.process import ProcessSpec, start_time
 from agentenv.host.supervised import SupervisedLauncher
 
 
-@pytest.fixture
-async def launcher(tmp_path: Path):
-    launcher = SupervisedLauncher(tmp_path / "run" / "sup.sock")
-    await launcher.ensure()
-    yield launcher
-    for status in await launcher.all():
-        await launcher.signal(status.name, signal.SIGKILL)
-        await launcher.wait(status.name)
-    await launcher.quit()
-    while (tmp_path / "run" / "sup.sock").exists():
-        await asyncio.sleep(0.01)
-
-
 def spec(tmp_path: Path, *argv: str, name: str = "p", **more) -> ProcessSpec:
     return ProcessSpec(name, argv, tmp_path / "log", {"PATH": "/usr/bin:/bin"}, **more)
 

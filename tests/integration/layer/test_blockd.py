@@ -17,26 +17,13 @@ from tests.blocks import (
     BlockServer,
     Store,
     all_closed,
-    block_folder,
     block_server,
-    directory_store,
     drop_pages,
     extents,
     noise,
 )
 
 from agentenv.errors import ImageError, InfraError
-
-
-@pytest.fixture
-async def folder():
-    async with block_folder() as made:
-        yield made
-
-
-@pytest.fixture
-def store(folder: Path) -> Store:
-    return directory_store(folder)
 
 
 @pytest.fixture

@@ -13,9 +13,7 @@ from tests.blocks import (
     BlockServer,
     Layer,
     Store,
-    block_folder,
     block_server,
-    directory_store,
     drop_pages,
     noise,
     settled,
@@ -24,17 +22,6 @@ from tests.blocks import (
 from tests.waiting import until
 
 LAYER = MIB // BLOCK  # blocks
-
-
-@pytest.fixture
-async def folder():
-    async with block_folder() as made:
-        yield made
-
-
-@pytest.fixture
-def store(folder: Path) -> Store:
-    return directory_store(folder)
 
 
 @pytest.fixture

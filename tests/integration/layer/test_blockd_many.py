@@ -14,7 +14,6 @@ from tests.blocks import (
     all_closed,
     block_folder,
     block_server,
-    directory_store,
 )
 
 from agentenv import _core
@@ -26,11 +25,6 @@ MIB = 1 << 20
 async def folder():
     async with block_folder("/dev/shm") as made:  # a thousand layers are not made durable here
         yield made
-
-
-@pytest.fixture
-def store(folder: Path) -> Store:
-    return directory_store(folder)
 
 
 def private(server: BlockServer) -> int:
