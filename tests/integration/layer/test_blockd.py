@@ -253,8 +253,8 @@ async def test_reading_on_asks_ahead(server: BlockServer, store: Store):
             assert part == wanted[block * BLOCK :][: 8 * BLOCK]
     fetched = await server.fetched()
     assert fetched["fetched_chunks"] == size // 32
-    # 64 without; how many fewer depends on how fast the reader is.
-    assert fetched["requests"] <= size // 32 // 2, fetched
+    # As many as chunks without; how many fewer depends on how fast the reader is.
+    assert fetched["requests"] < size // 32, fetched
 
 
 async def test_a_restart_keeps_the_cache(server: BlockServer, store: Store):
