@@ -76,6 +76,15 @@ class Ground(Protocol):
         """As ``publish``, for one that runs already: told with all others after a restart."""
         ...
 
+    async def sleep(self, info: SandboxInfo, wakes: bool) -> None:
+        """Cut traffic, open streams too, to a sandbox that can come back. With ``wakes`` requests
+        are held, and have it resumed, until ``publish`` or ``withdraw``."""
+        ...
+
+    def will_sleep(self, info: SandboxInfo, wakes: bool) -> None:
+        """As ``sleep``, for one that sleeps already: told with all others after a restart."""
+        ...
+
     async def withdraw(self, info: SandboxInfo) -> None:
         """Cut traffic, open streams too."""
         ...
