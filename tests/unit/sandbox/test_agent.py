@@ -7,7 +7,7 @@ import pytest
 
 from agentenv.engine.contract import Attachment, ExitCause, ExitKind
 from agentenv.errors import GuestError
-from agentenv.model import Guest, Resources
+from agentenv.model import Guest, Resources, new_id
 from agentenv.sandbox import agent
 from agentenv.sandbox.record import SandboxInfo
 from agentenv.sandbox.state import State
