@@ -129,7 +129,7 @@ async def _names(records: Any) -> dict[str, list[str]]:
         for tag, build_id in template.tags.items():
             if build := await records.build(build_id):
                 shown = template.names[0] + ("" if tag == "default" else f":{tag}")
-                names.setdefault(build.image_id, []).append(shown)
+                names.setdefault(build.image_id or "", []).append(shown)
     return names
 
 
@@ -138,7 +138,7 @@ async def _image_id(records: Any, key: str) -> str:
     from agentenv.template.named import find_build
 
     found = await find_build(records, key)
-    return found[1].image_id if found else key
+    return (found[1].image_id or key) if found else key
 
 
 async def _refuse_if_used(records: Any, image_id: str) -> None:
@@ -210,7 +210,8 @@ def rm(
             records, catalog = library.records, library.catalog
             for key in keys:
                 named = await find_build(records, key)
-                image_id = named[1].image_id if named else (await catalog.find(key)).id
+                image_id = named[1].image_id if named else None
+                image_id = image_id or (await catalog.find(key)).id
                 await _refuse_if_used(records, image_id)
                 if named:
                     await records.drop_template(named[0].id)

@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import Any, Protocol
 
 DEFAULT_TAG = "default"
+READY = "ready"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,24 +38,43 @@ class TemplateRow:
 
 @dataclass(frozen=True, slots=True)
 class BuildRow:
-    """One build of a template: for now always an image. ``id`` is a UUID."""
+    """One build of a template; ``id`` is a UUID. Its sandboxes are restored from the snapshot, or
+    booted from the image where there is none. ``status``: waiting, building, ready, error."""
 
     id: str
     template_id: str
-    image_id: str
+    image_id: str | None
     created: datetime
     doc: dict[str, Any] = field(default_factory=dict[str, Any])
+    snapshot_id: str | None = None
+    status: str = READY
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotRow:
+    """A resumable point of a sandbox; ``doc`` is its manifest. ``parent`` is the snapshot that its
+    sandbox was restored from."""
+
+    id: str
+    parent: str | None
+    sandbox_id: str
+    image_id: str
+    created: datetime
+    doc: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class SandboxRow:
-    """A sandbox as it must be found again: ``slot`` is None when it holds none."""
+    """A sandbox as it must be found again: ``slot`` is None when it holds none, ``snapshot_id``
+    and ``disk_id`` name the snapshots that its memory and its disk lie over."""
 
     id: str
     state: str
     template_id: str
     build_id: str
     image_id: str
+    snapshot_id: str | None
+    disk_id: str | None
     slot: int | None
     started_at: datetime
     end_at: datetime
@@ -78,7 +98,7 @@ class Records(Protocol):
     async def images(self) -> list[ImageRow]: ...
 
     async def drop_image(self, image_id: str) -> None:
-        """Raises Conflict (``image_in_use``) while a build or a sandbox refers to it."""
+        """Raises Conflict (``image_in_use``) while a build, snapshot or sandbox refers to it."""
         ...
 
     async def put_template(self, row: TemplateRow) -> None:
@@ -97,6 +117,21 @@ class Records(Protocol):
 
     async def put_build(self, row: BuildRow) -> None: ...
     async def build(self, build_id: str) -> BuildRow | None: ...
+
+    async def put_snapshot(self, row: SnapshotRow, sandbox: SandboxRow | None = None) -> None:
+        """Insert or replace, together with the sandbox that is paused in it."""
+        ...
+
+    async def snapshot(self, snapshot_id: str) -> SnapshotRow | None: ...
+    async def snapshots(self) -> list[SnapshotRow]: ...
+
+    async def needed_snapshots(self) -> set[str]:
+        """Those that a build or a sandbox that has not ended refers to."""
+        ...
+
+    async def drop_snapshot(self, snapshot_id: str) -> bool:
+        """False (and it stays) while a build or a sandbox that has not ended refers to it."""
+        ...
 
     async def put_sandbox(self, row: SandboxRow) -> None: ...
     async def sandbox(self, sandbox_id: str) -> SandboxRow | None: ...

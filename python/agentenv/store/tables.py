@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import JSON, Column, ForeignKey, Integer, LargeBinary, MetaData, String, Table
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 metadata = MetaData()
 
@@ -83,6 +83,19 @@ builds = Table(
         nullable=False,
         index=True,
     ),
+    Column("image_id", String, ForeignKey("images.id"), index=True),
+    Column("snapshot_id", String, ForeignKey("snapshots.id"), index=True),
+    Column("status", String, nullable=False),
+    Column("created", String, nullable=False),
+    Column("doc", JSON, nullable=False),
+)
+
+snapshots = Table(
+    "snapshots",
+    metadata,
+    Column("id", String, primary_key=True),
+    Column("parent", String),
+    Column("sandbox_id", String, nullable=False, index=True),
     Column("image_id", String, ForeignKey("images.id"), nullable=False, index=True),
     Column("created", String, nullable=False),
     Column("doc", JSON, nullable=False),
@@ -96,6 +109,8 @@ sandboxes = Table(
     Column("template_id", String, nullable=False),
     Column("build_id", String, nullable=False),
     Column("image_id", String, nullable=False, index=True),
+    Column("snapshot_id", String, index=True),
+    Column("disk_id", String, index=True),
     Column("slot", Integer),
     Column("started_at", String, nullable=False, index=True),
     Column("end_at", String, nullable=False),

@@ -6,17 +6,18 @@ import asyncio
 import functools
 import os
 import signal
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from agentenv import _core
 from agentenv.concurrency import undo_on_failure
-from agentenv.engine.contract import Capabilities, Machine, MachineSpec
+from agentenv.engine.contract import Capabilities, Features, Machine, MachineSpec, Suspended
 from agentenv.engine.qemu import argv, initrd, probe
 from agentenv.engine.qemu.argv import Guest, RunFiles
 from agentenv.engine.qemu.machine import PROCESS_PREFIX, QemuMachine, process_name
-from agentenv.errors import InfraError
+from agentenv.errors import InfraError, faults
 from agentenv.host.cgroup import Cgroups, GroupLimits
 from agentenv.host.process import Launcher, ProcessSpec, run
 from agentenv.host.tools import GuestKernel
@@ -32,6 +33,7 @@ class Files:
     qemu: Path
     kernel: GuestKernel
     agent: Path
+    map: Path
     work: Path
 
 
@@ -45,6 +47,7 @@ class QemuEngine:
         self._open_tap = open_tap
         self._guest: Guest | None = None
         self._capabilities: Capabilities | None = None
+        self._features: Features | None = None
         self._preparing = asyncio.Lock()
 
     async def capabilities(self) -> Capabilities:
@@ -57,7 +60,13 @@ class QemuEngine:
         async with self._preparing:
             if self._guest is None:
                 self._guest, self._capabilities = await self._examine()
+                self._features = _features(self._guest, self._capabilities)
             return self._guest
+
+    async def features(self) -> Features:
+        await self.prepare()
+        assert self._features is not None
+        return self._features
 
     async def _examine(self) -> tuple[Guest, Capabilities]:
         files = self._files
@@ -76,18 +85,36 @@ class QemuEngine:
 
     async def boot(self, spec: MachineSpec) -> Machine:
         guest = await self.prepare()
+        return await self._start(spec, argv.boot(guest, spec, RunFiles(spec.run_dir)), {})
+
+    async def restore(self, spec: MachineSpec, saved: Suspended) -> Machine:
+        guest = await self.prepare()
+        files = RunFiles(spec.run_dir)
+        await asyncio.to_thread(_lay_out, spec, files, saved)
+        preload = {"LD_PRELOAD": str(self._files.map), "AGENTENV_MEMORY": str(files.memory)}
+        machine = await self._start(spec, argv.restore(guest, spec, files), preload)
+        try:
+            await machine.load()
+        except BaseException:
+            await asyncio.shield(machine.kill())
+            raise
+        return machine
+
+    async def _start(
+        self, spec: MachineSpec, words: tuple[str, ...], env: dict[str, str]
+    ) -> QemuMachine:
         files = RunFiles(spec.run_dir)
         async with undo_on_failure() as undo:
             await asyncio.to_thread(_write_descriptor, spec, files)
             undo.push("cgroup", lambda: self._cgroups.remove(spec.cgroup))
             procs = await asyncio.to_thread(self._make_cgroup, spec)
-            fds = [await self._tap(spec)] if spec.network else []
+            fds = await self._descriptors(spec, files)
             try:
                 process = ProcessSpec(
                     name=process_name(spec.sandbox_id),
-                    argv=argv.build(guest, spec, files),
+                    argv=words,
                     log=files.log,
-                    env={"PATH": "/usr/bin:/bin"},
+                    env={"PATH": "/usr/bin:/bin", **env},
                     cwd=str(spec.run_dir),
                     uid=spec.uid,
                     gid=spec.gid,
@@ -122,15 +149,21 @@ class QemuEngine:
         wanted = GroupLimits(limits.memory_bytes, limits.pids, limits.cpu_weight, limits.cpu_quota)
         return self._cgroups.create(spec.cgroup, wanted)
 
-    async def _tap(self, spec: MachineSpec) -> int:
-        assert spec.network is not None
-        network = spec.network
-        try:
-            return await asyncio.to_thread(self._open_tap, network.netns, network.tap)
-        except OSError as error:
-            raise InfraError(
-                f"tap {network.tap} cannot be opened", why=str(error), code="network_failed"
-            ) from error
+    async def _descriptors(self, spec: MachineSpec, files: RunFiles) -> list[int]:
+        """Those that `argv` counts on, the caller's to close."""
+        fds = [_listening(files.qmp), _listening(files.control)]
+        if network := spec.network:
+            try:
+                fds.append(await asyncio.to_thread(self._open_tap, network.netns, network.tap))
+            except BaseException as error:
+                for fd in fds:
+                    os.close(fd)
+                if not isinstance(error, OSError):
+                    raise
+                raise InfraError(
+                    f"tap {network.tap} cannot be opened", why=str(error), code="network_failed"
+                ) from error
+        return fds
 
 
 def _write_descriptor(spec: MachineSpec, files: RunFiles) -> None:
@@ -138,6 +171,43 @@ def _write_descriptor(spec: MachineSpec, files: RunFiles) -> None:
         sized = tuple((path, path.stat().st_size) for path in spec.root.segments)
         files.root.write_text(argv.vmdk(sized))
         files.root.chmod(0o444)
+
+
+def _listening(path: Path) -> int:
+    with faults("the machine's sockets could not be made"), socket.socket(socket.AF_UNIX) as made:
+        made.bind(str(path))
+        made.listen()
+        return made.detach()
+
+
+def _lay_out(spec: MachineSpec, files: RunFiles, saved: Suspended) -> None:
+    """What a restored machine finds in its run folder."""
+    with faults("the saved machine could not be laid out"):
+        files.memory.mkdir(mode=0o700)
+        ram = files.memory / "ram"
+        ram.touch()
+        os.truncate(ram, spec.memory_mib << 20)
+        (files.memory / "map").write_bytes(saved.memory_map)
+        files.devices.write_bytes(saved.state)
+        for path in (files.memory, ram, files.memory / "map", files.devices):
+            os.chown(path, spec.uid, spec.gid)
+
+
+def _features(guest: Guest, capabilities: Capabilities) -> Features:
+    return Features(
+        engine=capabilities.engine,
+        version=capabilities.version,
+        accelerator=guest.accelerator,
+        cpu=_cpu_model() if guest.accelerator == "kvm" else argv.EMULATED_CPU,
+        kernel=guest.kernel.name,
+        tsc_khz=guest.tsc_khz,
+    )
+
+
+def _cpu_model() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    found = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(found, "")
 
 
 async def version_of(qemu: Path) -> str:
