@@ -115,6 +115,7 @@ async def launch(ground: Ground, info: SandboxInfo, place: Place, boot_deadline:
         await agent.first_hello(machine, control, boot_deadline)
     with phase(phases, "init"):
         await agent.introduce(control, info, place.attachment)
+    ground.snapshots.has_open(info.machine)
     ground.has_booted(info, root)
     return Running(machine, control)
 
@@ -159,6 +160,7 @@ async def _restore(
         control = await machine.control()
     with phase(phases, "init"):
         verdict = await agent.restored(control, info, spec.network)
+    ground.snapshots.has_open(info.machine)
     return Running(machine, control, verdict)
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections import defaultdict
-from collections.abc import Generator, Set
+from collections import Counter, defaultdict
+from collections.abc import Generator, Iterable, Set
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -29,7 +29,7 @@ class Raws:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._making: set[str] = set()
+        self._kept: Counter[str] = Counter()
         self._users: dict[str, set[str]] = defaultdict(set)
 
     def prepare(self) -> None:
@@ -48,11 +48,19 @@ class Raws:
     def making(self, count: int) -> Generator[list[str]]:
         """Names of files in the making: no sweep takes them before the block ends."""
         names = [new_id() for _ in range(count)]
-        self._making.update(names)
-        try:
+        with self.kept(names):
             yield names
+
+    @contextmanager
+    def kept(self, names: Iterable[str]) -> Generator[None]:
+        """No sweep takes these files before the block ends."""
+        held = list(names)
+        self._kept.update(held)
+        try:
+            yield
         finally:
-            self._making.difference_update(names)
+            self._kept.subtract(held)
+            self._kept += Counter()  # those that nobody keeps any more
 
     def make_memory(self, raw: str, size: int) -> Path:
         """An empty file for a memory of ``size`` bytes."""
@@ -77,10 +85,23 @@ class Raws:
         self._users[raw].add(holder)
 
     def release(self, holder: str) -> None:
-        for raw, users in list(self._users.items()):
-            users.discard(holder)
-            if not users:
-                del self._users[raw]
+        for raw in list(self._users):
+            self._drop(raw, holder)
+
+    def has_open(self, holder: str) -> None:
+        """It has its disks open and needs their names no more."""
+        for raw in list(self._users):
+            if self.disk(raw).exists():
+                self._drop(raw, holder)
+
+    def is_pinned(self, raw: str, holder: str) -> None:
+        """The memory that ``holder`` maps is held for it otherwise by now."""
+        self._drop(raw, holder)
+
+    def _drop(self, raw: str, holder: str) -> None:
+        self._users[raw].discard(holder)
+        if not self._users[raw]:
+            del self._users[raw]
 
     def users(self, raw: str) -> set[str]:
         return set(self._users.get(raw, ()))
@@ -99,7 +120,7 @@ class Raws:
 
     async def sweep(self, needed: Set[str]) -> None:
         """Remove files that no snapshot needs and nobody uses."""
-        kept = needed | self._making | set(self._users)
+        kept = needed | self._kept.keys() | self._users.keys()
 
         def remove() -> None:
             for path in self._folder.glob("*"):

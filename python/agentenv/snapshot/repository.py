@@ -75,7 +75,7 @@ class Snapshots:
                 self._known[row.id] = manifests.from_doc(row.doc)
             except InfraError as error:
                 log.error("snapshot %s: %s", row.id, error.message)
-        self._storing.start(await self._claimed())
+        self._storing.start(await self._claimed(), self.tidy)
         self.tidy()
 
     async def _claimed(self) -> list[str]:
@@ -183,6 +183,10 @@ class Snapshots:
         if manifest := self._known.get(snapshot_id):
             for raw in manifest.raws:
                 self.raws.use(raw, holder)
+
+    def has_open(self, holder: str) -> None:
+        """The machine runs: it has opened what it was given."""
+        self.raws.has_open(holder)
 
     def release(self, holder: str) -> None:
         """What the machine had open may go, if nothing else needs it."""

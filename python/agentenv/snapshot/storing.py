@@ -63,10 +63,11 @@ class Storing:
         self._work = asyncio.Event()
         self._tasks = Tasks()
 
-    def start(self, claimed: Sequence[str]) -> None:
-        """``claimed``: snapshots that are in the store already."""
+    def start(self, claimed: Sequence[str], done: Callable[[], object]) -> None:
+        """``claimed``: snapshots that are in the store already. ``done`` is told when others are
+        as well: files may have become useless."""
         self._stored = {each for each in claimed if each in self._known}
-        self._tasks.start(self._run(), "store snapshots")
+        self._tasks.start(self._run(done), "store snapshots")
         self.wake()
 
     async def close(self) -> None:
@@ -92,17 +93,22 @@ class Storing:
             if other.id not in self._stored and other.id != manifest.id
         )
 
-    async def _run(self) -> None:
+    async def _run(self, done: Callable[[], object]) -> None:
         while True:
             await self._work.wait()
             await asyncio.sleep(SETTLED)
             self._work.clear()
             for snapshot_id in [each for each in self._known if each not in self._stored]:
+                manifest = self._known.get(snapshot_id)
+                if manifest is None:
+                    continue  # forgotten meanwhile
                 try:
-                    await self._store(snapshot_id)
+                    with self._raws.kept(manifest.raws):
+                        await self._store(snapshot_id)
                 except AgentEnvError as error:
                     log.warning("snapshot %s is not stored yet: %s", snapshot_id, error.message)
                     asyncio.get_running_loop().call_later(RETRY, self.wake)
+            done()
 
     async def _store(self, snapshot_id: str) -> None:
         async with leases.hold(self._layers.objects) as lease:
@@ -160,6 +166,7 @@ class Storing:
         await self._blocks.rescan()
         for holder in self._raws.users(raw):
             await self._blocks.open_stack(part.blocks, [(part.layer, 0)], holder, MEMORY)
+            self._raws.is_pinned(raw, holder)
 
     async def _store_disk(self, raw: str, blocks: int, lease: Lease) -> None:
         path = self._raws.disk(raw)

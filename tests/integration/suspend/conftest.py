@@ -21,12 +21,13 @@ class Guest:
         self.server, self.id = server, sandbox_id
 
     def sh(self, script):
-        done = self.server.cli("exec", self.id, "--", "/bin/sh", "-c", script, check=True)
+        done = self.server.cli("exec", self.id, "--", "/bin/bash", "-c", script, check=True)
         return done.stdout.decode().strip()
 
     def post(self, verb, status, **body):
         answer = self.server.api("POST", f"/sandboxes/{self.id}/{verb}", json=body)
-        assert answer.status_code == status, (answer.status_code, answer.text)
+        said = self.server.log.read_text()[-3000:] if answer.status_code == 500 else ""
+        assert answer.status_code == status, (answer.status_code, answer.text, said)
         return answer.json() if answer.content else None
 
     def pause(self, **body):
