@@ -7,10 +7,10 @@ import pytest
 from tests.waiting import until
 
 COUNTER = """
-mkdir -p /work && echo original > /work/file
-(n=0; while :; do n=$((n+1)); echo $n > /work/count.new; mv /work/count.new /work/count; sleep 0.05; done) \
+mkdir -p /srv && echo original > /srv/file
+(n=0; while :; do n=$((n+1)); echo $n > /srv/count.new; mv /srv/count.new /srv/count; sleep 0.05; done) \
     > /dev/null 2>&1 &
-echo $! > /work/pid
+echo $! > /srv/pid
 """
 
 
@@ -41,7 +41,7 @@ class Guest:
         return self.server.api("GET", f"/sandboxes/{self.id}").json()["state"]
 
     def count(self):
-        return int(self.sh("cat /work/count"))
+        return int(self.sh("cat /srv/count"))
 
     def counts_on(self):
         before = self.count()
@@ -78,7 +78,7 @@ def counting(server):
     """The template `counting`: a snapshot of a sandbox in which a process counts."""
     source = Guest(server, server.create("base", timeout=900)["sandboxID"])
     source.sh(COUNTER)
-    until(lambda: source.sh("test -e /work/count && echo yes || true"))
+    until(lambda: source.sh("test -e /srv/count && echo yes || true"))
     source.post("snapshots", 201, name="counting")
     server.api("DELETE", f"/sandboxes/{source.id}")
     yield "counting"

@@ -6,8 +6,8 @@ import pytest
 from tests.waiting import until
 
 DRAWING = (
-    "(while :; do head -c 8 /dev/urandom | od -An -tx8 >> /work/drawn; done) > /dev/null 2>&1 & "
-    "until [ -s /work/drawn ]; do :; done"
+    "(while :; do head -c 8 /dev/urandom | od -An -tx8 >> /srv/drawn; done) > /dev/null 2>&1 & "
+    "until [ -s /srv/drawn ]; do :; done"
 )
 
 
@@ -18,22 +18,22 @@ def fork(guest, guest_of, count, **body):
 
 
 def test_forks_are_others_with_the_same_past(guest, guest_of):
-    guest.sh("echo before > /work/file")
+    guest.sh("echo before > /srv/file")
     copies = fork(guest, guest_of, 3, timeout=600)
-    guest.sh("echo source > /work/file")
+    guest.sh("echo source > /srv/file")
     tokens = {answer["envdAccessToken"] for answer, _ in copies}
     identities = [guest.identity(), *(copy.identity() for _, copy in copies)]
     assert len(tokens) == 3
     assert len({i[0] for i in identities}) == len({i[1] for i in identities}) == 4
     assert len({i[2] for i in identities}) == 1  # one boot
     for number, (_, copy) in enumerate(copies):
-        assert copy.sh("cat /work/file") == "before"
-        copy.sh(f"echo copy{number} > /work/file")
+        assert copy.sh("cat /srv/file") == "before"
+        copy.sh(f"echo copy{number} > /srv/file")
     for number, (_, copy) in enumerate(copies):
-        assert copy.sh("cat /work/file") == f"copy{number}"
+        assert copy.sh("cat /srv/file") == f"copy{number}"
         copy.counts_on()
         assert copy.clock_is_right()
-    assert guest.sh("cat /work/file") == "source"
+    assert guest.sh("cat /srv/file") == "source"
     guest.counts_on()
 
 
@@ -43,9 +43,9 @@ def test_no_two_copies_draw_the_same_bytes(guest, guest_of):
     copies = [copy for _, copy in fork(guest, guest_of, 2)]
     drawn = []
     for one in (guest, *copies):
-        past = int(one.sh("wc -l < /work/drawn"))
-        until(lambda one=one, past=past: int(one.sh("wc -l < /work/drawn")) > past + 3)
-        drawn.append(one.sh("cat /work/drawn").split())
+        past = int(one.sh("wc -l < /srv/drawn"))
+        until(lambda one=one, past=past: int(one.sh("wc -l < /srv/drawn")) > past + 3)
+        drawn.append(one.sh("cat /srv/drawn").split())
     shared = 0
     while len({each[shared] for each in drawn}) == 1:
         shared += 1
@@ -56,21 +56,21 @@ def test_no_two_copies_draw_the_same_bytes(guest, guest_of):
 
 def test_copies_of_copies_and_their_pauses(guest, guest_of):
     ((_, child),) = fork(guest, guest_of, 1)
-    child.sh("echo child > /work/file")
+    child.sh("echo child > /srv/file")
     child.pause()
     child.resume()
     ((_, grandchild),) = fork(child, guest_of, 1)
-    child.sh("echo later > /work/file")
-    assert grandchild.sh("cat /work/file") == "child"
+    child.sh("echo later > /srv/file")
+    assert grandchild.sh("cat /srv/file") == "child"
     grandchild.pause()
     grandchild.resume()
-    assert grandchild.sh("cat /work/file") == "child"
+    assert grandchild.sh("cat /srv/file") == "child"
     grandchild.counts_on()
 
 
 def test_snapshots_have_names_and_tags_and_outlive_their_source(server, guest, guest_of):
     first = guest.post("snapshots", 201, name="saved:one")
-    guest.sh("echo second > /work/file")
+    guest.sh("echo second > /srv/file")
     second = guest.post("snapshots", 201, name="saved:two")
     unnamed = guest.post("snapshots", 201)
     assert (first["snapshotID"], second["names"]) == ("saved:one", ["saved:two"])
@@ -89,25 +89,25 @@ def test_snapshots_have_names_and_tags_and_outlive_their_source(server, guest, g
         guest_of(server.create(each, timeout=600)["sandboxID"])
         for each in ("saved:one", "saved:two", unnamed["snapshotID"])
     ]
-    assert [copy.sh("cat /work/file") for copy in copies] == ["original", "second", "second"]
+    assert [copy.sh("cat /srv/file") for copy in copies] == ["original", "second", "second"]
     for name in ("saved", unnamed["templateID"]):
         assert server.api("DELETE", f"/templates/{name}").status_code == 204
         assert server.api("DELETE", f"/templates/{name}").status_code == 404
     assert server.api("POST", "/v2/sandboxes", json={"templateID": "saved"}).status_code == 404
     copies[0].pause()
     copies[0].resume()
-    assert copies[0].sh("cat /work/file") == "original"
+    assert copies[0].sh("cat /srv/file") == "original"
 
 
 def test_a_second_snapshot_has_the_disk_of_the_first_below(guest, guest_of, server):
     for number in range(3):
-        guest.sh(f"echo {number} > /work/file{number}")
+        guest.sh(f"echo {number} > /srv/file{number}")
         guest.post("snapshots", 201, name="chain")
     copy = guest_of(server.create("chain", timeout=600)["sandboxID"])
-    assert copy.sh("cat /work/file?") == "0\n1\n2"
+    assert copy.sh("cat /srv/file?") == "0\n1\n2"
     guest.pause()
     guest.resume()
-    assert guest.sh("cat /work/file?") == "0\n1\n2"
+    assert guest.sh("cat /srv/file?") == "0\n1\n2"
     assert server.api("DELETE", "/templates/chain").status_code == 204
 
 

@@ -9,16 +9,16 @@ from tests.waiting import until
 
 
 def test_memory_disk_processes_and_identity_come_back(guest):
-    before, pid = guest.identity(), guest.sh("cat /work/pid")
+    before, pid = guest.identity(), guest.sh("cat /srv/pid")
     count = guest.count()
-    guest.sh("echo changed > /work/file; echo kept > /dev/shm/memory")
+    guest.sh("echo changed > /srv/file; echo kept > /dev/shm/memory")
     guest.pause()
     assert guest.state == "paused"
     answer = guest.resume()
     assert answer["sandboxID"] == guest.id and guest.state == "running"
     assert guest.identity() == before
-    assert guest.sh("cat /work/file /dev/shm/memory") == "changed\nkept"
-    assert guest.sh("cat /work/pid") == pid and guest.sh(f"kill -0 {pid} && echo lives") == "lives"
+    assert guest.sh("cat /srv/file /dev/shm/memory") == "changed\nkept"
+    assert guest.sh("cat /srv/pid") == pid and guest.sh(f"kill -0 {pid} && echo lives") == "lives"
     assert guest.count() >= count
     guest.counts_on()
 
@@ -62,24 +62,24 @@ def test_lists_know_it_and_its_end_takes_all_of_it(server, guest):
 def test_from_the_disk_alone(guest):
     boot = guest.identity()[2]
     guest.sh(
-        "echo changed > /work/file; dd if=/dev/urandom of=/work/big bs=64k count=64 2>/dev/null"
+        "echo changed > /srv/file; dd if=/dev/urandom of=/srv/big bs=64k count=64 2>/dev/null"
     )
-    digest = guest.sh("sha256sum /work/big")
+    digest = guest.sh("sha256sum /srv/big")
     guest.pause(memory=False)
     guest.resume()
     assert guest.identity()[2] != boot
-    assert guest.sh("cat /work/file; sha256sum /work/big") == f"changed\n{digest}"
+    assert guest.sh("cat /srv/file; sha256sum /srv/big") == f"changed\n{digest}"
 
 
 def test_a_whole_pause_can_be_booted_from_its_disk(guest):
     boot = guest.identity()[2]
-    guest.sh("echo changed > /work/file; sync")
+    guest.sh("echo changed > /srv/file; sync")
     guest.pause()
     guest.resume(memory=False)
-    assert guest.identity()[2] != boot and guest.sh("cat /work/file") == "changed"
+    assert guest.identity()[2] != boot and guest.sh("cat /srv/file") == "changed"
     guest.pause()
     guest.resume()
-    assert guest.sh("cat /work/file") == "changed"
+    assert guest.sh("cat /srv/file") == "changed"
 
 
 @pytest.mark.parametrize("rounds", [6, pytest.param(50, marks=pytest.mark.full)])
@@ -87,14 +87,14 @@ def test_rounds_of_random_writing_lose_nothing(guest, rounds):
     """Each round writes files and memory at random places; all of it is there after each."""
     chance = random.Random(rounds)
     wanted = {}
-    guest.sh("mkdir /work/tree; head -c 8M /dev/zero > /dev/shm/pages")
+    guest.sh("mkdir /srv/tree; head -c 8M /dev/zero > /dev/shm/pages")
     memory = bytearray(8 << 20)
     for number in range(rounds):
         script = []
         for _ in range(4):
             name, text = f"f{chance.randrange(12)}", f"{number}-{chance.random()}"
             wanted[name] = text
-            script.append(f"echo {text} > /work/tree/{name}")
+            script.append(f"echo {text} > /srv/tree/{name}")
             page = chance.randrange(2048)
             mark = f"{chance.random():.16f}".encode()
             memory[page * 4096 : page * 4096 + len(mark)] = mark
@@ -103,7 +103,7 @@ def test_rounds_of_random_writing_lose_nothing(guest, rounds):
         guest.sh("; ".join(script))
         guest.pause()
         guest.resume()
-        found = guest.sh("cd /work/tree; for f in *; do echo $f $(cat $f); done")
+        found = guest.sh("cd /srv/tree; for f in *; do echo $f $(cat $f); done")
         assert dict(line.split() for line in found.splitlines()) == wanted
         digest = hashlib.sha256(memory).hexdigest()
         assert guest.sh("sha256sum /dev/shm/pages").split()[0] == digest

@@ -16,7 +16,7 @@ def test_at_its_deadline_it_is_paused_and_traffic_brings_it_back(server, countin
     guest = make(server, guest_of, counting, **fields)
     shown = server.api("GET", f"/sandboxes/{guest.id}").json()
     assert shown["lifecycle"] == {"autoResume": True, "onTimeout": "pause"}
-    listen = "python3 -m http.server 8080 -d /work"
+    listen = "python3 -m http.server 8080 -d /srv"
     guest.sh(
         f"{listen} > /dev/null 2>&1 & until : 2> /dev/null < /dev/tcp/127.0.0.1/8080; do :; done"
     )
