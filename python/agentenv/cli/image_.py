@@ -7,7 +7,7 @@ import threading
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,8 +15,11 @@ from agentenv import config
 from agentenv.cli import output
 from agentenv.cli.output import Form, Output
 from agentenv.cli.server import Home, run
-from agentenv.errors import Conflict, InfraError, NotFound
+from agentenv.errors import Conflict, InfraError, NotFound, UserError
 from agentenv.image.source import Report
+
+if TYPE_CHECKING:
+    from agentenv.store.records import BuildRow
 
 command = typer.Typer(
     no_args_is_help=True, help="Pull, list, verify and remove images.", rich_markup_mode="rich"
@@ -127,7 +130,8 @@ async def _names(records: Any) -> dict[str, list[str]]:
     names: dict[str, list[str]] = {}
     for template in await records.templates():
         for tag, build_id in template.tags.items():
-            if build := await records.build(build_id):
+            build = await records.build(build_id)
+            if build and build.image_id:
                 shown = template.names[0] + ("" if tag == "default" else f":{tag}")
                 names.setdefault(build.image_id, []).append(shown)
     return names
@@ -138,7 +142,15 @@ async def _image_id(records: Any, key: str) -> str:
     from agentenv.template.named import find_build
 
     found = await find_build(records, key)
-    return found[1].image_id if found else key
+    return _image_of(key, found[1]) if found else key
+
+
+def _image_of(key: str, build: BuildRow) -> str:
+    if build.image_id is None:
+        raise UserError(
+            f"{key} is no image", why="it is a template that was built", fix="see: aenv template"
+        )
+    return build.image_id
 
 
 async def _refuse_if_used(records: Any, image_id: str) -> None:
@@ -210,7 +222,7 @@ def rm(
             records, catalog = library.records, library.catalog
             for key in keys:
                 named = await find_build(records, key)
-                image_id = named[1].image_id if named else (await catalog.find(key)).id
+                image_id = _image_of(key, named[1]) if named else (await catalog.find(key)).id
                 await _refuse_if_used(records, image_id)
                 if named:
                     await records.drop_template(named[0].id)

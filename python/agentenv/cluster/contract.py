@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from agentenv.sandbox.logs import Entry
 from agentenv.sandbox.metrics import Sample
 from agentenv.sandbox.record import NewSandbox, SandboxInfo
-from agentenv.store.records import BuildRow, ImageRow, TemplateRow
+from agentenv.store.records import ImageRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +67,6 @@ class Cluster(Protocol):
     async def console(self, sandbox_id: str, lines: int) -> Sequence[str]:
         """The last console lines; also of one that ended lately."""
         ...
-
-    async def templates(self) -> Sequence[tuple[TemplateRow, BuildRow | None]]: ...
-
-    async def template(self, key: str) -> TemplateRow:
-        """Raises NotFound (``template_not_found``)."""
-        ...
-
-    async def drop_template(self, key: str) -> None: ...
 
     async def images(self) -> Sequence[ImageRow]: ...
 

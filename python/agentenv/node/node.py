@@ -139,7 +139,7 @@ class Node:
 
     async def _create(self, request: NewSandbox) -> SandboxInfo:
         template_id, build_id, alias, image_id = await self._resolve(request.template)
-        resources = await self._resources(request)
+        resources = await self.resources(request)
         image = await self.catalog.find(image_id)
         now = utcnow()
         info = SandboxInfo(
@@ -169,6 +169,8 @@ class Node:
         """Template id, build id, alias and image id of what ``key`` means."""
         if found := await find_build(self.records, key):
             template, build = found
+            if build.image_id is None:
+                raise NotFound(f"template '{key}' has no image", code="template_not_found")
             return template.id, build.id, template.names[0], build.image_id
         if not means_image(key):
             raise NotFound(
@@ -182,7 +184,8 @@ class Node:
             return image.id, "", None, image.id
         return known.id, "", None, known.id
 
-    async def _resources(self, request: NewSandbox) -> Resources:
+    async def resources(self, request: NewSandbox) -> Resources:
+        """The size of a sandbox; what the request leaves open is the node's. Raises UserError."""
         capabilities = await self.ground.engine.capabilities()
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20
         memory = request.memory_mib or self.config.memory_mib

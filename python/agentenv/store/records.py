@@ -37,13 +37,19 @@ class TemplateRow:
 
 @dataclass(frozen=True, slots=True)
 class BuildRow:
-    """One build of a template: for now always an image. ``id`` is a UUID."""
+    """One build of a template: a snapshot, or an image to boot from. ``id`` is a UUID.
+
+    ``status``: waiting, building, ready or error. ``doc`` may hold ``guest`` (env, user, workdir,
+    volumes), ``resources``, ``config``, and of a failed one the ``reason``.
+    """
 
     id: str
     template_id: str
-    image_id: str
+    image_id: str | None
     created: datetime
     doc: dict[str, Any] = field(default_factory=dict[str, Any])
+    snapshot_id: str | None = None
+    status: str = "ready"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +103,28 @@ class Records(Protocol):
 
     async def put_build(self, row: BuildRow) -> None: ...
     async def build(self, build_id: str) -> BuildRow | None: ...
+
+    async def builds(
+        self, template_id: str | None = None, *, status: str | None = None
+    ) -> list[BuildRow]:
+        """Newest first."""
+        ...
+
+    async def drop_build(self, build_id: str) -> None: ...
+
+    async def keep_step(self, key: str, snapshot_id: str) -> None:
+        """Remember what was kept after a step of a build."""
+        ...
+
+    async def kept_step(self, key: str) -> str | None:
+        """The snapshot that was kept, which counts as used now."""
+        ...
+
+    async def drop_kept_steps(self, snapshot_id: str) -> None: ...
+
+    async def kept_steps(self) -> list[str]:
+        """Snapshots, used last first, each once."""
+        ...
 
     async def put_sandbox(self, row: SandboxRow) -> None: ...
     async def sandbox(self, sandbox_id: str) -> SandboxRow | None: ...

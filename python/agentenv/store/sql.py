@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -215,20 +216,54 @@ class SqlRecords:
 
     async def put_build(self, row: BuildRow) -> None:
         async with self._transaction() as db:
-            await _replace(
-                db,
-                t.builds,
-                id=row.id,
-                template_id=row.template_id,
-                image_id=row.image_id,
-                created=_text(row.created),
-                doc=row.doc,
-            )
+            await _replace(db, t.builds, **{**asdict(row), "created": _text(row.created)})
 
     async def build(self, build_id: str) -> BuildRow | None:
+        found = await self._builds(t.builds.c.id == build_id)
+        return found[0] if found else None
+
+    async def builds(
+        self, template_id: str | None = None, *, status: str | None = None
+    ) -> list[BuildRow]:
+        where: list[Any] = []
+        if template_id is not None:
+            where.append(t.builds.c.template_id == template_id)
+        if status is not None:
+            where.append(t.builds.c.status == status)
+        return await self._builds(*where)
+
+    async def _builds(self, *where: Any) -> list[BuildRow]:
         async with self._transaction() as db:
-            r = (await db.execute(select(t.builds).where(t.builds.c.id == build_id))).first()
-            return BuildRow(r.id, r.template_id, r.image_id, _time(r.created), r.doc) if r else None
+            query = select(t.builds).where(*where).order_by(t.builds.c.created.desc())
+            return [_build(r) for r in await db.execute(query)]
+
+    async def drop_build(self, build_id: str) -> None:
+        async with self._transaction() as db:
+            await db.execute(delete(t.builds).where(t.builds.c.id == build_id))
+
+    # What was kept after steps of builds
+
+    async def keep_step(self, key: str, snapshot_id: str) -> None:
+        async with self._transaction() as db:
+            await db.execute(delete(t.kept_steps).where(t.kept_steps.c.key == key))
+            values = {"key": key, "snapshot_id": snapshot_id, "used": _text(datetime.now(UTC))}
+            await db.execute(insert(t.kept_steps).values(**values))
+
+    async def kept_step(self, key: str) -> str | None:
+        async with self._transaction() as db:
+            at = t.kept_steps.c.key == key
+            await db.execute(update(t.kept_steps).where(at).values(used=_text(datetime.now(UTC))))
+            return (await db.execute(select(t.kept_steps.c.snapshot_id).where(at))).scalar()
+
+    async def drop_kept_steps(self, snapshot_id: str) -> None:
+        async with self._transaction() as db:
+            table = t.kept_steps
+            await db.execute(delete(table).where(table.c.snapshot_id == snapshot_id))
+
+    async def kept_steps(self) -> list[str]:
+        async with self._transaction() as db:
+            query = select(t.kept_steps.c.snapshot_id).order_by(t.kept_steps.c.used.desc())
+            return list(dict.fromkeys((await db.execute(query)).scalars()))
 
     # Sandboxes
 
@@ -270,6 +305,12 @@ async def _replace(db: AsyncConnection, table: Table, **values: Any) -> None:
     done = await db.execute(update(table).where(table.c.id == values["id"]).values(**values))
     if done.rowcount == 0:
         await db.execute(insert(table).values(**values))
+
+
+def _build(r: Row[Any]) -> BuildRow:
+    return BuildRow(
+        r.id, r.template_id, r.image_id, _time(r.created), r.doc, r.snapshot_id, r.status
+    )
 
 
 def _sandbox(r: Row[Any]) -> SandboxRow:

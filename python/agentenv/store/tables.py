@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import JSON, Column, ForeignKey, Integer, LargeBinary, MetaData, String, Table
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 metadata = MetaData()
 
@@ -83,9 +83,20 @@ builds = Table(
         nullable=False,
         index=True,
     ),
-    Column("image_id", String, ForeignKey("images.id"), nullable=False, index=True),
+    Column("image_id", String, ForeignKey("images.id"), index=True),
     Column("created", String, nullable=False),
     Column("doc", JSON, nullable=False),
+    Column("snapshot_id", String, index=True),
+    Column("status", String, nullable=False, index=True),
+)
+
+# What was kept after which step of a build, by the step's key.
+kept_steps = Table(
+    "kept_steps",
+    metadata,
+    Column("key", String, primary_key=True),
+    Column("snapshot_id", String, nullable=False, index=True),
+    Column("used", String, nullable=False, index=True),
 )
 
 sandboxes = Table(
