@@ -1,5 +1,4 @@
 import io
-import os
 import tarfile
 
 import pytest
@@ -124,7 +123,6 @@ def test_names_that_lead_out_are_refused(name):
         b"nothing of the kind" * 100,
         archive(("app", b"x" * 9000)).read()[:5000],
         archive(("app", b"x" * 9000), mode="w:gz").read()[:60],
-        archive(("app", os.urandom(90_000)), mode="w:gz").read()[:5000] + b"x" * 90_000,
     ],
 )
 def test_what_is_no_archive_is_refused(data):
