@@ -166,6 +166,19 @@ def serving_base(parent: Path):
         running.close()
 
 
+@contextmanager
+def serving_copy(parent: Path, of: TestServer):
+    """A server of the suite's own, to kill and fill, on a copy of another's images."""
+    running = TestServer(new_home(parent))
+    unwanted = shutil.ignore_patterns("sandboxes", "*.lock")
+    shutil.copytree(of.home, running.home, ignore=unwanted)
+    running.start()
+    try:
+        yield running
+    finally:
+        running.close()
+
+
 def new_home(parent: Path) -> Path:
     """A short path: unix sockets and logs of failures are read by people."""
     return parent / f"h{secrets.token_hex(3)}"

@@ -99,3 +99,41 @@ def verify_chunks(objects: Objects, chunks: Sequence[Chunk]) -> list[tuple[str, 
 
 def stack_id(blocks: int, layers: Sequence[tuple[str, int]]) -> str:
     """The name of the stack of these layers (id, first block), lowest first."""
+
+class Pages:
+    """Pages that a process has to save. Runs of pages are packed: first page, pages, whether they
+    are zeroes, each 4 bytes, little-endian."""
+
+    @staticmethod
+    def find(pid: int, at: int, size: int, file: bool) -> Pages:
+        """Those of ``size`` bytes at address ``at`` that the process changed since it mapped them
+        privately; with ``file`` those that the memory file mapped there has. OSError."""
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+
+    def copy(self) -> HeldPages:
+        """Copy them out: the process may go on. OSError."""
+
+    def write(self, path: str | PathLike[str]) -> tuple[bytes, int]:
+        """Write them to an existing file, each page at its own place, zeroes left out: the runs,
+        and the bytes that are no zeroes. OSError."""
+
+class HeldPages:
+    def write(self, path: str | PathLike[str]) -> tuple[bytes, int]:
+        """As ``Pages.write``."""
+
+def layer_runs(layer: Layer) -> bytes:
+    """The runs that a layer holds."""
+
+def run_spans(runs: bytes) -> list[tuple[int, int, int | None]]:
+    """Runs as the spans of a flat file. ValueError."""
+
+def merge_runs(layers: Sequence[bytes], keep_zeroes: bool) -> bytes:
+    """The runs of layers laid over one another, lowest first; zeroes are left out unless they are
+    to hide what lies below. ValueError."""
+
+def memory_map(layers: Sequence[tuple[str | PathLike[str], bytes]]) -> tuple[bytes, int]:
+    """The map by which `agentenv-map` lays memory out of flat files with these runs, lowest first,
+    and how many pieces it has. ValueError."""

@@ -41,3 +41,13 @@ class Resources:
     vcpus: int
     memory_mib: int = 512
     disk_mib: int = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Guest:
+    """What the agent is told at its start: identity, environment, user, folders to make."""
+
+    env: dict[str, str] = field(default_factory=dict[str, str])
+    user: str | None = None
+    workdir: str | None = None
+    volumes: tuple[str, ...] = ()

@@ -30,10 +30,12 @@ BOOT = (
     "ext4",
     "overlay",
 )
-# Sandbox users expect these, and a guest has no modprobe to bring them later: FUSE file systems,
-# and tunnels (VPN clients, user-mode network tools). Not loop (makes eight block devices at each
-# boot), not nf_tables (a megabyte with what it needs; the firewall is the host's).
-EXPECTED = ("fuse", "tun")
+# Wanted where the kernel has them, and a guest has no modprobe to bring them later: FUSE file
+# systems, and tunnels (VPN clients, user-mode network tools), which sandbox users expect; tcp_diag,
+# by which the agent ends connections that a snapshot carried over (and `ss` lists them). Not loop
+# (makes eight block devices at each boot), not nf_tables (a megabyte with what it needs; the
+# firewall is the host's).
+EXPECTED = ("fuse", "tun", "tcp_diag")
 
 
 def normal(name: str) -> str:

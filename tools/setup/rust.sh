@@ -40,12 +40,13 @@ binaries_key() {
 binaries_ready() {
     fresh "$CACHE/stamps/binaries" "$(binaries_key)" && [ -x "$REPO/target/release/agentenv-edge" ] &&
         [ -x "$REPO/target/release/agentenv-blockd" ] &&
+        [ -x "$REPO/target/release/libagentenv_map.so" ] &&
         [ -x "$REPO/target/release/agentenv-agent" ]
 }
 
 binaries_step() {
     local built="$REPO/target/$TARGET/release/agentenv-agent" place="$REPO/target/release/agentenv-agent"
-    cargo_here build --locked --release -p agentenv-edge -p agentenv-blockd
+    cargo_here build --locked --release -p agentenv-edge -p agentenv-blockd -p agentenv-map
     # The agent is PID 1 of guests that may hold no libc at all: static. A target of its own keeps
     # the flag away from build scripts and from the other binaries.
     RUSTFLAGS='-C target-feature=+crt-static' \

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
+from typing import TypeVar
 from urllib.parse import parse_qsl, unquote
 
 from agentenv.errors import UserError
 from agentenv.sandbox.record import SandboxInfo
 
 MAX_LIMIT = 100
+T = TypeVar("T")
+Key = tuple[datetime, str]
+"""What a list is ordered by."""
 
 
 def parse_metadata(text: str | None) -> dict[str, str]:
@@ -30,11 +34,11 @@ def parse_states(text: str | None) -> frozenset[str]:
     return states
 
 
-def token(info: SandboxInfo) -> str:
-    return base64.urlsafe_b64encode(f"{info.started_at.isoformat()}__{info.id}".encode()).decode()
+def token(key: Key) -> str:
+    return base64.urlsafe_b64encode(f"{key[0].isoformat()}__{key[1]}".encode()).decode()
 
 
-def parse_token(text: str) -> tuple[datetime, str]:
+def parse_token(text: str) -> Key:
     try:
         time, _, last = base64.urlsafe_b64decode(text.encode()).decode().rpartition("__")
         return datetime.fromisoformat(time), last
@@ -63,12 +67,27 @@ def page(
             and (started_after is None or info.started_at >= started_after)
         )
 
-    def key(info: SandboxInfo) -> tuple[datetime, str]:
+    def key(info: SandboxInfo) -> Key:
         return info.started_at, info.id
 
     chosen = sorted(filter(wanted, sandboxes), key=key, reverse=not ascending)
     if next_token:
         last = parse_token(next_token)
         chosen = [i for i in chosen if (key(i) > last if ascending else key(i) < last)]
-    cut = chosen[:limit]
-    return cut, token(cut[-1]) if len(chosen) > limit else None
+    return _first(chosen, key, limit)
+
+
+def cut(
+    found: Sequence[T], key: Callable[[T], Key], limit: int, next_token: str | None
+) -> tuple[Sequence[T], str | None]:
+    """As ``page`` for things that are in order already, the latest first."""
+    last = parse_token(next_token) if next_token else None
+    chosen = [each for each in found if last is None or key(each) < last]
+    return _first(chosen, key, limit)
+
+
+def _first(
+    chosen: Sequence[T], key: Callable[[T], Key], limit: int
+) -> tuple[Sequence[T], str | None]:
+    first = chosen[:limit]
+    return first, token(key(first[-1])) if len(chosen) > limit else None

@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Body, Header, Query, Response
 
-from agentenv.api import paging, schemas
+from agentenv.api import paging, schemas, snapshots
 from agentenv.cluster.contract import Cluster
-from agentenv.errors import UserError
+from agentenv.errors import Conflict, UserError
 from agentenv.sandbox import logs
 
 Limit = Annotated[int, Query(ge=1, le=paging.MAX_LIMIT)]
@@ -29,6 +29,7 @@ def moment(milliseconds: int | None) -> datetime | None:
 
 def routes(cluster: Cluster, node: str, domain: str | None) -> APIRouter:
     router = APIRouter(tags=["sandboxes"])
+    router.include_router(snapshots.routes(cluster, node, domain))
 
     async def create(body: schemas.CreateBody, secure: bool, key: str | None) -> dict[str, Any]:
         info = await cluster.create(body.request(secure=secure, idempotency_key=key))
@@ -46,7 +47,7 @@ def routes(cluster: Cluster, node: str, domain: str | None) -> APIRouter:
     async def list_v1(metadata: str | None = None) -> list[dict[str, Any]]:
         pairs = paging.parse_metadata(metadata)
         chosen = [i for i in await cluster.list() if pairs.items() <= i.metadata.items()]
-        return [schemas.listed(info, node) for info in chosen if info.state == "running"]
+        return [schemas.listed(info, node) for info in chosen if info.state.shown == "running"]
 
     @router.get("/v2/sandboxes")
     async def list_v2(
@@ -60,7 +61,7 @@ def routes(cluster: Cluster, node: str, domain: str | None) -> APIRouter:
         nextToken: str | None = None,
     ) -> list[dict[str, Any]]:
         states = paging.parse_states(state)
-        running = [info for info in await cluster.list() if info.state in states]
+        running = [info for info in await cluster.list() if info.state.shown in states]
         chosen, more = paging.page(
             running,
             metadata=paging.parse_metadata(metadata),
@@ -98,18 +99,12 @@ def routes(cluster: Cluster, node: str, domain: str | None) -> APIRouter:
     async def timeout(sandbox_id: str, body: schemas.TimeoutBody) -> None:
         await cluster.set_timeout(sandbox_id, body.timeout)
 
-    @router.post("/sandboxes/{sandbox_id}/connect")
-    @router.post("/v2/sandboxes/{sandbox_id}/connect")
-    async def connect(
-        sandbox_id: str, body: Annotated[schemas.ConnectBody | None, Body()] = None
-    ) -> dict[str, Any]:
-        info = await cluster.connect(sandbox_id, body.timeout if body else None)
-        return schemas.created(info, node, domain)
-
     @router.post("/sandboxes/{sandbox_id}/refreshes", status_code=204)
     async def refresh(
         sandbox_id: str, body: Annotated[schemas.RefreshBody | None, Body()] = None
     ) -> None:
+        if (await cluster.get(sandbox_id)).state.shown != "running":
+            raise Conflict(f"sandbox {sandbox_id} is paused", state="paused")
         await cluster.connect(sandbox_id, body.duration if body else None)
 
     @router.put("/sandboxes/{sandbox_id}/network", status_code=204)

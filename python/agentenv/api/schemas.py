@@ -6,16 +6,25 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from agentenv.cluster.contract import SnapshotInfo
 from agentenv.errors import UserError
 from agentenv.sandbox.logs import Entry
 from agentenv.sandbox.metrics import Sample
 from agentenv.sandbox.network import Policy, host_mask, ranges
-from agentenv.sandbox.record import ENVD_VERSION, Idempotency, NewSandbox, SandboxInfo
+from agentenv.sandbox.record import (
+    ENVD_VERSION,
+    Idempotency,
+    Lifecycle,
+    NewSandbox,
+    SandboxInfo,
+)
+from agentenv.sandbox.suspend import How
 from agentenv.store.records import ImageRow
 
 MAX_TIMEOUT = 30 * 24 * 3600  # seconds
@@ -89,6 +98,9 @@ class CreateBody(BaseModel):
     secure: bool | None = None
     allow_internet_access: bool | None = None
     network: NetworkBody | None = None
+    autoPause: bool | None = None
+    autoPauseMemory: bool | None = None
+    autoResume: ResumeFlag | None = None
     cpuCount: int | None = Field(None, ge=1, le=64, strict=True)
     memoryMB: int | None = Field(None, ge=64, le=1 << 20, strict=True)
     diskSizeMB: int | None = Field(None, ge=64, le=4 << 20, strict=True)
@@ -127,11 +139,21 @@ class CreateBody(BaseModel):
             env=self.envVars or {},
             secure=secure,
             network=policy,
+            lifecycle=self._lifecycle(),
             idempotency=self._idempotency(idempotency_key),
             vcpus=self.cpuCount,
             memory_mib=self.memoryMB,
             disk_mib=self.diskSizeMB,
         )
+
+    def _lifecycle(self) -> Lifecycle:
+        resume = self.autoResume is not None and self.autoResume.enabled
+        if self.autoPauseMemory is False and (resume or not self.autoPause):
+            raise UserError(
+                "autoPauseMemory=false needs autoPause and goes without autoResume",
+                why="a sandbox without its memory is booted, which traffic does not wait for",
+            )
+        return Lifecycle(bool(self.autoPause), self.autoPauseMemory is not False, resume)
 
     def _idempotency(self, key: str | None) -> Idempotency | None:
         if key is None:
@@ -143,7 +165,7 @@ class CreateBody(BaseModel):
 
 
 # Fields of E2B's that need what later issues bring; ignoring them would be a lie.
-LATER = ("autoPause", "autoResume", "mcp", "iam", "volumeMounts")
+LATER = ("mcp", "iam", "volumeMounts")
 
 
 def refuse(body: BaseModel, names: Sequence[str], where: str = "") -> None:
@@ -165,7 +187,33 @@ class RefreshBody(BaseModel):
 
 
 class ConnectBody(BaseModel):
-    timeout: int | None = Field(None, ge=0, le=MAX_TIMEOUT)
+    timeout: int | None = Field(default=None, ge=0, le=MAX_TIMEOUT)
+    memory: bool | None = None
+
+
+class PauseBody(BaseModel):
+    memory: bool | None = None
+    requireHealthyGuest: bool | None = None
+
+    def how(self) -> How:
+        return How(self.memory is not False, bool(self.requireHealthyGuest))
+
+
+class SnapshotBody(BaseModel):
+    name: str | None = Field(default=None, min_length=1, max_length=256)
+    memory: bool | None = None
+
+    def how(self) -> How:
+        return How(self.memory is not False)
+
+
+class ForkBody(BaseModel):
+    timeout: int | None = Field(default=None, ge=1, le=MAX_TIMEOUT, strict=True)
+    count: int = Field(default=1, ge=1, le=100, strict=True)
+
+
+class ResumeFlag(BaseModel):
+    enabled: bool = False
 
 
 def created(info: SandboxInfo, node: str, domain: str | None) -> dict[str, Any]:
@@ -178,6 +226,8 @@ def created(info: SandboxInfo, node: str, domain: str | None) -> dict[str, Any]:
         "trafficAccessToken": info.traffic_token,
         "domain": domain,
     }
+    if info.restore:
+        answer["restore"] = asdict(info.restore)
     return answer | ({"alias": info.alias} if info.alias else {})
 
 
@@ -191,7 +241,7 @@ def listed(info: SandboxInfo, node: str) -> dict[str, Any]:
         "cpuCount": info.resources.vcpus,
         "memoryMB": info.resources.memory_mib,
         "diskSizeMB": info.resources.disk_mib,
-        "state": str(info.state),
+        "state": str(info.state.shown),
         "envdVersion": ENVD_VERSION,
         "metadata": info.metadata,
     }
@@ -205,7 +255,22 @@ def detailed(info: SandboxInfo, node: str, domain: str | None) -> dict[str, Any]
         "trafficAccessToken": info.traffic_token,
         "allowInternetAccess": info.network.internet,
         "network": network(info.network),
-        "lifecycle": {"autoResume": False, "onTimeout": "kill"},
+        "lifecycle": {
+            "autoResume": info.lifecycle.resume,
+            "onTimeout": "pause" if info.lifecycle.pause else "kill",
+        },
+        "pauseMode": "full" if info.lifecycle.memory else "filesystem",
+    }
+
+
+def snapshot(info: SnapshotInfo) -> dict[str, Any]:
+    return {
+        "snapshotID": info.id,
+        "names": list(info.names),
+        "templateID": info.template_id,
+        "buildID": info.build_id,
+        "sandboxID": info.sandbox_id,
+        "createdAt": info.created.isoformat(),
     }
 
 

@@ -15,9 +15,10 @@ from pydantic import BaseModel, Field, StringConstraints
 from agentenv.errors import UserError
 from agentenv.sandbox.record import ENVD_VERSION
 from agentenv.store.records import BuildRow, TemplateRow
-from agentenv.template.bases import Login, resources_of
+from agentenv.template.bases import Login
 from agentenv.template.builds import Progress
 from agentenv.template.journal import LogEntry
+from agentenv.template.named import resources_of_build
 from agentenv.template.recipe import Base, Kind, Origin, Recipe, Stage, Step
 
 MAX_STEPS = 1000
@@ -251,7 +252,7 @@ def current(row: TemplateRow, builds: Sequence[BuildRow]) -> BuildRow | None:
 
 def _size(row: BuildRow | None) -> Mapping[str, int]:
     """Zeroes for what has the size that is asked for at create: an image."""
-    found = resources_of(row) if row else None
+    found = resources_of_build(row) if row else None
     if found is None:
         return {"cpuCount": 0, "memoryMB": 0, "diskSizeMB": 0}
     return {

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -15,11 +15,8 @@ from agentenv import config
 from agentenv.cli import output
 from agentenv.cli.output import Form, Output
 from agentenv.cli.server import Home, run
-from agentenv.errors import Conflict, InfraError, NotFound, UserError
+from agentenv.errors import Conflict, InfraError, NotFound
 from agentenv.image.source import Report
-
-if TYPE_CHECKING:
-    from agentenv.store.records import BuildRow
 
 command = typer.Typer(
     no_args_is_help=True, help="Pull, list, verify and remove images.", rich_markup_mode="rich"
@@ -130,10 +127,9 @@ async def _names(records: Any) -> dict[str, list[str]]:
     names: dict[str, list[str]] = {}
     for template in await records.templates():
         for tag, build_id in template.tags.items():
-            build = await records.build(build_id)
-            if build and build.image_id:
+            if build := await records.build(build_id):
                 shown = template.names[0] + ("" if tag == "default" else f":{tag}")
-                names.setdefault(build.image_id, []).append(shown)
+                names.setdefault(build.image_id or "", []).append(shown)
     return names
 
 
@@ -142,15 +138,7 @@ async def _image_id(records: Any, key: str) -> str:
     from agentenv.template.named import find_build
 
     found = await find_build(records, key)
-    return _image_of(key, found[1]) if found else key
-
-
-def _image_of(key: str, build: BuildRow) -> str:
-    if build.image_id is None:
-        raise UserError(
-            f"{key} is no image", why="it is a template that was built", fix="see: aenv template"
-        )
-    return build.image_id
+    return (found[1].image_id or key) if found else key
 
 
 async def _refuse_if_used(records: Any, image_id: str) -> None:
@@ -222,7 +210,8 @@ def rm(
             records, catalog = library.records, library.catalog
             for key in keys:
                 named = await find_build(records, key)
-                image_id = _image_of(key, named[1]) if named else (await catalog.find(key)).id
+                image_id = named[1].image_id if named else None
+                image_id = image_id or (await catalog.find(key)).id
                 await _refuse_if_used(records, image_id)
                 if named:
                     await records.drop_template(named[0].id)

@@ -9,14 +9,18 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import agentenv
-from agentenv.cluster.contract import NodeInfo
-from agentenv.errors import InfraError
+from agentenv.cluster import snapshots
+from agentenv.cluster.contract import NodeInfo, SnapshotInfo
+from agentenv.errors import AgentEnvError, InfraError
+from agentenv.node.fork import fork
 from agentenv.node.node import Node
 from agentenv.node.workshop import MARK
 from agentenv.sandbox.logs import Entry, entries
 from agentenv.sandbox.metrics import Sample
 from agentenv.sandbox.network import Policy
 from agentenv.sandbox.record import NewSandbox, SandboxInfo
+from agentenv.sandbox.state import State
+from agentenv.sandbox.suspend import How
 from agentenv.store.records import ImageRow
 
 LOG_LINES = 100_000  # of the console, which is bounded
@@ -44,10 +48,28 @@ class LocalCluster:
     async def set_timeout(self, sandbox_id: str, seconds: float) -> SandboxInfo:
         return await self._node.set_deadline(sandbox_id, seconds)
 
-    async def connect(self, sandbox_id: str, seconds: float | None) -> SandboxInfo:
-        if seconds is None:
+    async def connect(
+        self, sandbox_id: str, seconds: float | None, *, memory: bool = True
+    ) -> tuple[SandboxInfo, bool]:
+        if seconds is None and (await self.get(sandbox_id)).state is State.RUNNING:
             seconds = self._node.config.sandbox_timeout
-        return await self._node.set_deadline(sandbox_id, seconds, only_extend=True)
+        return await self._node.resume(sandbox_id, seconds, memory=memory)
+
+    async def pause(self, sandbox_id: str, how: How) -> None:
+        await self._node.pause(sandbox_id, how)
+
+    async def snapshot(self, sandbox_id: str, name: str | None, how: How) -> SnapshotInfo:
+        return await snapshots.take(self._node, sandbox_id, name, how)
+
+    async def fork(
+        self, sandbox_id: str, count: int, seconds: float | None
+    ) -> Sequence[SandboxInfo | AgentEnvError]:
+        return await fork(self._node, sandbox_id, count, seconds)
+
+    async def snapshots(
+        self, sandbox_id: str | None = None, name: str | None = None
+    ) -> Sequence[SnapshotInfo]:
+        return await snapshots.find(self._node.records, sandbox_id, name)
 
     async def set_network(
         self, sandbox_id: str, internet: bool, allow: tuple[str, ...], deny: tuple[str, ...]

@@ -8,6 +8,7 @@ is found again by ``Engine.adopt``.
 from __future__ import annotations
 
 import enum
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -59,8 +60,9 @@ class MachineSpec:
     ``run_dir`` (0700, owned by ``uid``) is for the engine's sockets, console
     log and process record; it exists when ``boot`` is called and is removed by
     the caller after the machine has ended. ``disk`` is a qcow2 file the engine
-    may write, over the blocks of ``disk_base``. ``cgroup`` is a name relative to the node's
-    delegated parent. ``root`` and ``disk_base`` may be None where the machine runs already.
+    may write, over those of ``disk_below`` (lowest first, not written any more), over the blocks of
+    ``disk_base``. ``cgroup`` is a name relative to the node's delegated parent. ``root`` and
+    ``disk_base`` may be None where the machine runs already.
     """
 
     sandbox_id: str
@@ -76,6 +78,64 @@ class MachineSpec:
     cgroup: str
     limits: Limits
     kernel_args: tuple[str, ...] = ()
+    disk_below: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Suspended:
+    """What a machine was when it was saved, apart from its disk.
+
+    ``state`` is the engine's own. ``memory_map`` says which bytes of which files its memory
+    consists of (`rust/map`).
+    """
+
+    state: bytes
+    memory_map: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SavePlan:
+    """Where a machine is to be saved.
+
+    ``memory``: an empty file that gets the pages which are the machine's own, each at its own
+    place; None to save the disk only. ``disk``: a fresh empty disk on which the machine goes on,
+    while the one it had is written no more; None for a machine that will not.
+    """
+
+    memory: Path | None
+    disk: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SavedPages:
+    """Pages in a plan's ``memory`` file: ``runs`` as `agentenv._core` packs them; ``size`` bytes
+    are no zeroes."""
+
+    runs: bytes
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What was saved. ``write`` puts the pages into the plan's file, once; where the machine goes
+    on, it does so meanwhile. ``phases`` are seconds of each step, that of ``write`` added by it.
+    """
+
+    state: bytes
+    write: Callable[[], Awaitable[SavedPages]]
+    phases: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """What a saved machine needs of the engine that restores it; equal, or it does not run."""
+
+    engine: str
+    version: str
+    accelerator: str
+    cpu: str
+    kernel: str
+    tsc_khz: int
 
 
 class ExitKind(enum.StrEnum):
@@ -134,6 +194,18 @@ class Machine(Protocol):
         """Let a guest go on that was stopped because its storage failed; whether it was."""
         ...
 
+    async def save(self, plan: SavePlan) -> Saved:
+        """Save the machine as it is now. With a disk to go on with it runs again when this
+        returns; without it stays stopped, for ``kill`` or ``go_on``.
+
+        Raises InfraError; then the machine runs as before.
+        """
+        ...
+
+    async def go_on(self) -> None:
+        """Let a machine run that ``save`` left stopped. Raises InfraError."""
+        ...
+
     def console_tail(self, lines: int = 40) -> tuple[str, ...]: ...
 
     def objects(self) -> dict[str, Any]:
@@ -161,6 +233,16 @@ class Engine(Protocol):
         """Start a machine and return as soon as its process runs; readiness is the agent's to say.
 
         Raises MissingTool, InfraError; on failure or cancellation nothing of the machine is left.
+        """
+        ...
+
+    async def features(self) -> Features: ...
+
+    async def restore(self, spec: MachineSpec, saved: Suspended) -> Machine:
+        """A machine that goes on where ``save`` left one; it runs when this returns.
+
+        Raises MissingTool, InfraError (``restore_failed``, …); on failure or cancellation nothing
+        of it is left.
         """
         ...
 

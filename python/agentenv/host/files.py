@@ -1,4 +1,4 @@
-"""Locks on files, between processes and between tasks of one process alike."""
+"""Locks on files, between processes and between tasks alike; second names of files."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import asyncio
 import errno
 import fcntl
 import os
+import shutil
 import struct
 import zlib
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
+
+from agentenv.errors import faults
 
 LOCK_POLL = 0.02  # seconds between two tries for a lock that somebody holds
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock on 64-bit Linux
@@ -55,3 +58,38 @@ def _try_lock(fd: int, key: str, *, shared: bool) -> bool:
             return False
         raise
     return True
+
+
+def second_name(path: Path, target: Path, folder_mode: int = 0o700) -> None:
+    """Give the file a second name, or its copy on another file system; durable. Blocking."""
+    with faults(f"{target.name} could not be kept"):
+        target.parent.mkdir(mode=folder_mode, parents=True, exist_ok=True)
+        _sync(path)
+        try:
+            os.link(path, target)
+        except FileExistsError:
+            return
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            _copy(path, target)
+        _sync(target.parent)
+
+
+def _copy(path: Path, target: Path) -> None:
+    """To another file system, whole or not at all."""
+    draft = target.with_suffix(f".draft-{os.getpid()}")
+    try:
+        shutil.copyfile(path, draft)
+        _sync(draft)
+        draft.rename(target)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -68,7 +68,7 @@ async def convert(
         await lease.use([f"tree/{name}"])
         await layers.objects.put(f"tree/{name}", listing)
         await layers.put_source(name, part, lease)  # last: its presence says that all is there
-        await layers.keep_here(part, data)
+        await layers.keep_here(part, data.path)
     return part
 
 
@@ -139,5 +139,5 @@ async def write_metadata(layers: Layers, diff_ids: tuple[str, ...], lease: Lease
         blocks = await interruptible(work)
         part = await layers.write(draft.path, [(0, blocks, 0)], blocks, BY_CONTENT, lease)
         await layers.put_source(name, part, lease)
-        await layers.keep_here(part, draft)
+        await layers.keep_here(part, draft.path)
     return part

@@ -22,6 +22,7 @@ from pydantic import Field, StringConstraints, TypeAdapter, ValidationError
 
 from agentenv.concurrency import interruptible
 from agentenv.errors import AgentEnvError, ImageError, InfraError, faults
+from agentenv.host.files import second_name
 from agentenv.store.chunks import Chunks
 from agentenv.store.drafts import Draft, Drafts
 from agentenv.store.lease import Lease
@@ -142,8 +143,8 @@ class Layers:
             pack = written.pack[0]
             await self._chunks.add_pack(pack, [c for c in layer.chunks() if c[4] == pack])
 
-    async def keep_here(self, part: Part, draft: Draft) -> None:
-        """Have the block server find what ``draft`` holds, the blocks of the whole layer, here."""
+    async def keep_here(self, part: Part, path: Path) -> None:
+        """Have the block server find the file at ``path``, the blocks of the whole layer, here."""
         if part.layer is None:
             return
         table = await self.objects.get(f"layer/{part.layer}", MAX_TABLE)
@@ -151,7 +152,7 @@ class Layers:
         if table is None or place.with_suffix(".data").exists():
             return
         try:
-            await draft.keep(place.with_suffix(".data"))
+            await asyncio.to_thread(second_name, path, place.with_suffix(".data"))
             with faults("the cache could not be written"):
                 place.with_suffix(".table").write_bytes(table)
                 place.with_suffix(".whole").touch()

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from agentenv.config import Config
-from agentenv.engine.qemu import initrd, probe
+from agentenv.engine.qemu import disk, initrd, probe
 from agentenv.engine.qemu.engine import Files, QemuEngine, version_of
 from agentenv.errors import Conflict, InfraError, UserError
 from agentenv.host import netns
@@ -27,7 +27,7 @@ from agentenv.node.library import FOLDER_MODE, open_library
 from agentenv.node.node import Node
 from agentenv.node.roots import Roots
 from agentenv.node.slots import SlotConfig, SlotPool
-from agentenv.sandbox.state import State
+from agentenv.snapshot.repository import Snapshots
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +38,7 @@ def engine_files(config: Config, tools: Tools) -> Files:
         qemu=tools.find("qemu-system-x86_64"),
         kernel=tools.kernel(),
         agent=tools.binary("agentenv-agent"),
+        map=tools.binary("libagentenv_map.so"),
         work=config.home / "engine",
     )
 
@@ -66,7 +67,7 @@ async def open_node(config: Config, *, serve: bool = True) -> AsyncGenerator[Nod
     """
     tools = Tools.from_environ()
     files = engine_files(config, tools)
-    for path in (config.home, files.qemu, files.kernel.image):
+    for path in (config.home, files.qemu, files.kernel.image, files.map):
         must_be_passable(path)
     folders = Folders(
         config.home / "sandboxes", config.home / "engine", config.runtime_dir / "sandboxes"
@@ -126,6 +127,15 @@ async def open_node(config: Config, *, serve: bool = True) -> AsyncGenerator[Nod
             notes=folders.disks,
             store=config.store_url,
         )
+        snapshots = Snapshots(
+            config.home / "snapshots",
+            records,
+            library.layers,
+            library.claims,
+            block_server.client,
+            catalog,
+            disk.written_spans,
+        )
         ground = NodeGround(
             engine=engine,
             records=records,
@@ -133,12 +143,13 @@ async def open_node(config: Config, *, serve: bool = True) -> AsyncGenerator[Nod
             slots=slots,
             data_plane=data_plane,
             roots=roots,
+            snapshots=snapshots,
             folders=folders,
             name_servers=await asyncio.to_thread(_name_servers, config),
         )
         node = Node(config, records, catalog, ground, block_server)
         # A start that fails before it has looked must not take away what sandboxes run on.
-        occupied = any(row.state != State.ENDED for row in await records.sandboxes())
+        occupied = any(row.slot is not None for row in await records.sandboxes())
         try:
             await launcher.ensure()
             # What is only taken off the machine needs nobody to read for it.

@@ -13,6 +13,7 @@ from agentenv.engine.contract import Engine, FlatSource
 from agentenv.engine.qemu import disk
 from agentenv.errors import InfraError
 from agentenv.layer.catalog import ImageCatalog
+from agentenv.layer.layers import Part
 from agentenv.node.data_plane import DataPlane
 from agentenv.node.edge import Resolver, Route
 from agentenv.node.roots import Roots
@@ -20,6 +21,7 @@ from agentenv.node.slots import SlotPool
 from agentenv.sandbox.ground import Place
 from agentenv.sandbox.network import Policy
 from agentenv.sandbox.record import SandboxInfo, to_row
+from agentenv.snapshot.repository import Snapshots
 from agentenv.store.records import Records
 
 log = logging.getLogger(__name__)
@@ -50,10 +52,12 @@ class NodeGround:
         slots: SlotPool,
         data_plane: DataPlane,
         roots: Roots,
+        snapshots: Snapshots,
         folders: Folders,
         name_servers: tuple[str, ...],
     ) -> None:
         self._engine, self._records, self._catalog = engine, records, catalog
+        self._snapshots = snapshots
         self._slots, self._data_plane, self._roots = slots, data_plane, roots
         self._tasks = Tasks()
         self._booted: dict[str, tuple[str, FlatSource]] = {}
@@ -62,6 +66,10 @@ class NodeGround:
     @property
     def engine(self) -> Engine:
         return self._engine
+
+    @property
+    def snapshots(self) -> Snapshots:
+        return self._snapshots
 
     async def save(self, info: SandboxInfo) -> None:
         await self._records.put_sandbox(to_row(info))
@@ -81,40 +89,45 @@ class NodeGround:
 
     async def close(self) -> None:
         await self._tasks.close()
+        await self._snapshots.close()
 
-    async def root(self, image_id: str, sandbox_id: str) -> FlatSource:
-        return await self._roots.image(image_id, sandbox_id)
+    async def root(self, image_id: str, machine: str) -> FlatSource:
+        return await self._roots.image(image_id, machine)
 
-    async def disk_base(self, size_mib: int, sandbox_id: str) -> Path:
-        return await self._roots.blank(size_mib, sandbox_id)
+    async def blank(self, size_mib: int) -> Part:
+        return await self._roots.blank(size_mib)
 
-    async def release(self, sandbox_id: str) -> None:
+    async def disk_base(self, size_mib: int, machine: str) -> Path:
+        return await self._roots.open_blank(size_mib, machine)
+
+    async def release(self, machine: str) -> None:
         try:
-            await self._learn(sandbox_id)
-            await self._roots.release(sandbox_id)
+            await self._learn(machine)
+            await self._roots.release(machine)
         except InfraError as error:  # it is told who is left at the next start
-            log.warning("%s still holds what it read: %s", sandbox_id, error.message)
+            log.warning("%s still holds what it read: %s", machine, error.message)
+        self._snapshots.release(machine)
 
     def has_booted(self, info: SandboxInfo, root: FlatSource) -> None:
-        self._booted[info.id] = (info.image_id, root)
-        self._tasks.start(self._learn_later(info.id), f"first reads of {info.image_id}")
+        self._booted[info.machine] = (info.image_id, root)
+        self._tasks.start(self._learn_later(info.machine), f"first reads of {info.image_id}")
 
-    async def _learn_later(self, sandbox_id: str) -> None:
+    async def _learn_later(self, machine: str) -> None:
         await asyncio.sleep(FIRST_SECONDS)
-        await self._learn(sandbox_id)
+        await self._learn(machine)
 
-    async def _learn(self, sandbox_id: str) -> None:
-        if booted := self._booted.pop(sandbox_id, None):
+    async def _learn(self, machine: str) -> None:
+        if booted := self._booted.pop(machine, None):
             await self._roots.learn_first_use(*booted)
 
     async def make_disk(self, path: Path, size_mib: int, uid: int) -> None:
         await disk.make(self._folders.disks, path, size_mib, uid)
 
-    def files(self, sandbox_id: str) -> Path:
-        return self._folders.sandboxes / sandbox_id
+    def files(self, machine: str) -> Path:
+        return self._folders.sandboxes / machine
 
-    def run_dir(self, sandbox_id: str) -> Path:
-        return self._folders.run / sandbox_id
+    def run_dir(self, machine: str) -> Path:
+        return self._folders.run / machine
 
     async def publish(self, info: SandboxInfo, place: Place) -> None:
         await self._data_plane.put(*self._reached(info, place))
@@ -126,6 +139,12 @@ class NodeGround:
     async def publish_all(self) -> None:
         """Make the sandboxes published so far the whole truth of the data plane."""
         await self._data_plane.sync()
+
+    async def sleep(self, info: SandboxInfo, wakes: bool) -> None:
+        await self._data_plane.drop(info.id)
+
+    def will_sleep(self, info: SandboxInfo, wakes: bool) -> None:
+        pass
 
     async def withdraw(self, info: SandboxInfo) -> None:
         await self._data_plane.drop(info.id)
@@ -149,7 +168,8 @@ class NodeGround:
         return route, Resolver(info.id, str(network.netns), listen, self._name_servers)
 
     async def reconcile(self, in_use: set[int], owned: set[str]) -> None:
-        """Remove what an earlier server left and no record owns: engines, folders, slots."""
+        """Remove what an earlier server left and no record owns: engines, folders, slots.
+        ``owned`` are machines."""
         await self._engine.sweep(owned)
         for parent in (self._folders.sandboxes, self._folders.run):
             for folder in parent.glob("*"):

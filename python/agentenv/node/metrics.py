@@ -90,17 +90,17 @@ class Sampler:
             await tasks.close()
 
     def _begin_due(self, tasks: Tasks) -> None:
-        running = {s.id: s for s in self._live() if s.info.state is State.RUNNING}
+        running = {s.info.machine: s for s in self._live() if s.info.state is State.RUNNING}
         for gone in self._last.keys() - running.keys():
             del self._last[gone]
         now = time.time()
-        for sandbox in running.values():
-            taken = self._last.get(sandbox.id)
+        for machine, sandbox in running.items():
+            taken = self._last.get(machine)
             # By the clock's intervals, so that no two samples share a slot of the ring.
             if taken is None or now // INTERVAL > taken[0] // INTERVAL:
                 begun = sandbox.info.started_at.timestamp() - boot_seconds(sandbox.info)
                 earlier = taken or (begun, 0.0, None)
-                self._last[sandbox.id] = (now, earlier[1], earlier[2])
+                self._last[machine] = (now, earlier[1], earlier[2])
                 tasks.start(self._sample(sandbox, now, earlier), f"sample {sandbox.id}")
 
     async def _sample(
@@ -108,6 +108,7 @@ class Sampler:
     ) -> None:
         """A sandbox that ends or does not answer meanwhile is passed over."""
         then, used, last = earlier
+        machine = sandbox.info.machine
         cpu = cpu_seconds(sandbox.pid) if sandbox.pid else None
         if cpu is None:
             return
@@ -125,7 +126,7 @@ class Sampler:
         except AgentEnvError as error:
             log.debug("no sample of %s: %s", sandbox.id, error.message)
             return
-        self._last[sandbox.id] = (now, cpu, sample)
+        self._last[machine] = (now, cpu, sample)
 
 
 def _from_guest(now: float, percent: float, cpus: int, guest: dict[str, float]) -> Sample:

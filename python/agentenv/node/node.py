@@ -6,8 +6,9 @@ import asyncio
 import logging
 import os
 import secrets
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, astuple, dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -15,22 +16,25 @@ from agentenv.concurrency import KeyedLocks, Tasks, detached
 from agentenv.config import Config
 from agentenv.errors import Conflict, InfraError, NotFound, UserError
 from agentenv.layer.catalog import ImageCatalog
-from agentenv.model import ImageConfig, Resources, new_id
+from agentenv.model import Guest, ImageConfig, Resources, new_id
 from agentenv.node.block_server import BlockServer
 from agentenv.node.ground import NodeGround
 from agentenv.node.metrics import MetricsStore, Sampler
 from agentenv.sandbox.network import Policy
-from agentenv.sandbox.record import Guest, Idempotency, NewSandbox, SandboxInfo, from_row
+from agentenv.sandbox.record import Idempotency, NewSandbox, SandboxInfo, from_row
 from agentenv.sandbox.sandbox import Sandbox, utcnow
 from agentenv.sandbox.state import State
-from agentenv.store.records import Records
-from agentenv.template.named import find_build
+from agentenv.sandbox.suspend import How
+from agentenv.snapshot.manifest import Manifest
+from agentenv.store.records import READY, Records
+from agentenv.template.named import find_build, guest_of_build
 from agentenv.template.names import means_image
 
 log = logging.getLogger(__name__)
 
 # A boot keeps about one core busy under emulation; more at once only make all of them late.
 BOOTS_PER_CPU = 2
+RESTORES_PER_CPU = 8
 POST_MORTEM_KEPT = timedelta(hours=1)
 PURGE_INTERVAL = 60.0  # seconds
 NODE_PREFIX_LENGTH = 4  # of a sandbox id: the node of its birth
@@ -53,6 +57,7 @@ class Node:
         self.id = config.tag
         self._tasks = Tasks()
         self._boots = asyncio.Semaphore(BOOTS_PER_CPU * (os.cpu_count() or 1))
+        self._restores = asyncio.Semaphore(RESTORES_PER_CPU * (os.cpu_count() or 1))
         self._live: dict[str, Sandbox] = {}
         self._keys = KeyedLocks()
         self._spent_keys: dict[str, Idempotency] = {}
@@ -70,8 +75,10 @@ class Node:
                 self._spend_key(info)
         self.metrics.start({info.id for info in rows})
         await self.ground.reconcile(
-            {info.slot for info in owned.values() if info.slot is not None}, set(owned)
+            {info.slot for info in owned.values() if info.slot is not None},
+            {info.machine for info in owned.values() if info.slot is not None},
         )
+        await self.ground.snapshots.start()
         for info in owned.values():
             self._live[info.id] = Sandbox(self.ground, info, self._tasks, self._ended)
         adopted = await asyncio.gather(
@@ -84,29 +91,35 @@ class Node:
         self.block_server.watch(self._storage_back, self._storage_lost)
         if storage_lost:
             await self._storage_lost()
-        await self._storage_back(set(self._live))  # while no server ran it may have come back
+        await self._storage_back()  # while no server ran it may have come back
         self._tasks.start(self._purge(), "purge post-mortems")
         sampler = Sampler(self.metrics, lambda: list(self._live.values()))
         self._tasks.start(sampler.run(), "sample metrics")
 
-    async def _storage_back(self, sandbox_ids: set[str]) -> None:
-        """Let those go on that stopped because their reads failed."""
-        for sandbox in [self._live[each] for each in sandbox_ids if each in self._live]:
+    async def _storage_back(self, machines: set[str] | None = None) -> None:
+        """Let those go on that stopped because their reads failed, or all that did."""
+        for sandbox in list(self._live.values()):
+            if machines is not None and sandbox.info.machine not in machines:
+                continue
             try:
                 await sandbox.proceed()
             except InfraError as error:
                 log.warning("sandbox %s does not go on: %s", sandbox.id, error.message)
 
     async def _storage_lost(self) -> None:
-        for sandbox in list(self._live.values()):
+        for sandbox in self.running():
             await sandbox.kill("its storage was lost: block server and supervisor died together")
+
+    def running(self) -> Sequence[Sandbox]:
+        """Those that hold anything of this machine."""
+        return [sandbox for sandbox in self._live.values() if sandbox.info.slot is not None]
 
     async def close(self) -> bool:
         """Let go of everything; sandboxes run on. True if none does, so that nothing is left."""
         for sandbox in self._live.values():
             await sandbox.detach()
         await self._tasks.close()
-        return not self._live
+        return not self.running()
 
     async def create(self, request: NewSandbox) -> SandboxInfo:
         """A running sandbox. Raises NotFound for an unknown template, ImageError, GuestError,
@@ -138,40 +151,95 @@ class Node:
         return None
 
     async def _create(self, request: NewSandbox) -> SandboxInfo:
-        template_id, build_id, alias, image_id = await self._resolve(request.template)
-        resources = await self.resources(request)
-        image = await self.catalog.find(image_id)
+        origin = await self._resolve(request.template)
+        if origin.snapshot_id is None:
+            return await self._start(request, origin, None)
+        async with self.ground.snapshots.held(origin.snapshot_id) as manifest:
+            return await self._start(request, origin, manifest)
+
+    async def _start(
+        self, request: NewSandbox, origin: Origin, manifest: Manifest | None
+    ) -> SandboxInfo:
         now = utcnow()
+        if manifest:
+            resources, image_id = self._fixed(request, manifest), manifest.image_id
+            guest = origin.guest or manifest.guest
+            guest = replace(guest, env={**guest.env, **request.env})
+        else:
+            assert origin.image_id is not None
+            image_id = origin.image_id
+            resources = await self.resources(request)
+            guest = guest_of((await self.catalog.find(image_id)).config, request.env)
         info = SandboxInfo(
-            id=new_id(self.id[:NODE_PREFIX_LENGTH]),
+            id=self.new_id(),
             state=State.CREATING,
-            template_id=template_id,
-            build_id=build_id,
+            template_id=origin.template_id,
+            build_id=origin.build_id,
             image_id=image_id,
+            snapshot_id=origin.snapshot_id,
+            disk_id=origin.snapshot_id,
             started_at=now,
             end_at=now + timedelta(seconds=request.timeout or self.config.sandbox_timeout),
             resources=resources,
-            guest=guest_of(image.config, request.env),
-            alias=alias,
+            guest=guest,
+            alias=origin.alias,
             access_token=secrets.token_hex(32) if request.secure else None,
             traffic_token=None if request.network.public else secrets.token_hex(32),
             network=request.network,
+            lifecycle=request.lifecycle,
+            origin=origin.template_id if manifest else None,
             idempotency=request.idempotency,
             metadata=request.metadata,
         )
+        return await self.bring_up(info)
+
+    def new_id(self) -> str:
+        return new_id(self.id[:NODE_PREFIX_LENGTH])
+
+    async def bring_up(self, info: SandboxInfo) -> SandboxInfo:
+        """Make the sandbox of this record, which is no sandbox's yet. Raises as ``create``."""
         sandbox = Sandbox(self.ground, info, self._tasks, self._ended)
         self._live[info.id] = sandbox
-        work = sandbox.create(self._boots, self.config.boot_deadline)
+        work = sandbox.create(self._turns(info), self.config.boot_deadline)
         await detached(self._tasks, work, f"create {info.id}")
         return sandbox.info
 
-    async def _resolve(self, key: str) -> tuple[str, str, str | None, str]:
-        """Template id, build id, alias and image id of what ``key`` means."""
+    def _turns(self, info: SandboxInfo) -> asyncio.Semaphore:
+        """A boot keeps a core busy for seconds, a restore for some 50 milliseconds."""
+        return self._restores if info.snapshot_id else self._boots
+
+    @staticmethod
+    def _fixed(request: NewSandbox, manifest: Manifest) -> Resources:
+        """A snapshot's sizes are what they are. Raises UserError for others."""
+        made = manifest.resources
+        wanted = (request.vcpus, request.memory_mib, request.disk_mib)
+        for name, asked, has in zip(
+            ("cpuCount", "memoryMB", "diskSizeMB"), wanted, astuple(made), strict=True
+        ):
+            if asked is not None and asked != has:
+                raise UserError(
+                    f"{name} cannot be {asked}",
+                    why=f"the template was saved with {has}",
+                    fix="leave it out, or build the template with it",
+                    code="fixed_by_template",
+                )
+        return made
+
+    async def _resolve(self, key: str) -> Origin:
+        """What ``key`` means. Raises NotFound, Conflict (``template_not_ready``)."""
         if found := await find_build(self.records, key):
             template, build = found
-            if build.image_id is None:
-                raise NotFound(f"template '{key}' has no image", code="template_not_found")
-            return template.id, build.id, template.names[0], build.image_id
+            if build.status != READY or not (build.image_id or build.snapshot_id):
+                raise Conflict(
+                    f"template '{key}' cannot be used",
+                    why=f"its build is {build.status}",
+                    code="template_not_ready",
+                )
+            alias = template.names[0] if template.names else None
+            guest = guest_of_build(build)
+            return Origin(template.id, build.id, alias, build.image_id, build.snapshot_id, guest)
+        if self.ground.snapshots.known(key):
+            return Origin(key, "", None, None, key)
         if not means_image(key):
             raise NotFound(
                 f"template '{key}' not found",
@@ -181,8 +249,8 @@ class Node:
         known = await self.records.image(key)
         if known is None:
             image = await detached(self._tasks, self.catalog.pull_remote(key), f"pull {key}")
-            return image.id, "", None, image.id
-        return known.id, "", None, known.id
+            return Origin(image.id, "", None, image.id)
+        return Origin(known.id, "", None, known.id)
 
     async def resources(self, request: NewSandbox) -> Resources:
         """The size of a sandbox; what the request leaves open is the node's. Raises UserError."""
@@ -204,7 +272,7 @@ class Node:
     async def find(self, sandbox_id: str) -> Sandbox:
         """Raises NotFound (``sandbox_not_found``) if it is unknown or has ended, saying why."""
         found = self._live.get(sandbox_id)
-        if found is None or found.info.state is not State.RUNNING:
+        if found is None or found.info.state.shown not in (State.RUNNING, State.PAUSED):
             raise await self._absent(sandbox_id)
         return found
 
@@ -221,16 +289,41 @@ class Node:
         work = (await self.find(sandbox_id)).set_network(change)
         await detached(self._tasks, work, f"network {sandbox_id}")
 
-    async def set_deadline(
-        self, sandbox_id: str, seconds: float, *, only_extend: bool = False
-    ) -> SandboxInfo:
-        work = (await self.find(sandbox_id)).set_deadline(seconds, only_extend=only_extend)
+    async def set_deadline(self, sandbox_id: str, seconds: float) -> SandboxInfo:
+        work = (await self.find(sandbox_id)).set_deadline(seconds)
         return await detached(self._tasks, work, f"deadline {sandbox_id}")
+
+    async def pause(self, sandbox_id: str, how: How) -> None:
+        """Raises NotFound, Conflict if it is paused already, GuestError, InfraError."""
+        work = (await self.find(sandbox_id)).pause(how)
+        await detached(self._tasks, work, f"pause {sandbox_id}")
+
+    async def resume(
+        self, sandbox_id: str, seconds: float | None, *, memory: bool = True
+    ) -> tuple[SandboxInfo, bool]:
+        """A running sandbox, and whether it was paused before. See ``Sandbox.resume``."""
+        found = await self.find(sandbox_id)
+        turns = self._restores if memory else self._boots
+        work = found.resume(turns, self.config.boot_deadline, seconds, memory)
+        resumed = await detached(self._tasks, work, f"resume {sandbox_id}")
+        return found.info, resumed
+
+    @asynccontextmanager
+    async def taking(self, sandbox_id: str, how: How) -> AsyncGenerator[Manifest]:
+        """A snapshot of a running sandbox; it stays if somebody needs it when the block ends.
+
+        Raises as ``Sandbox.snapshot``.
+        """
+        work = (await self.find(sandbox_id)).snapshot(how)
+        made = await detached(self._tasks, work, f"snapshot {sandbox_id}")
+        async with self.ground.snapshots.held(made.id):
+            yield made
 
     async def inspect(self, sandbox_id: str) -> tuple[SandboxInfo, dict[str, Any]]:
         """The record and host objects, also of one that ended lately."""
         if live := self._live.get(sandbox_id):
-            return live.info, {**live.objects(), **self.block_server.objects(sandbox_id)}
+            machine = live.info.machine
+            return live.info, {**live.objects(), **self.block_server.objects(machine)}
         row = await self.records.sandbox(sandbox_id)
         if row is None:
             raise not_found(sandbox_id)
@@ -263,6 +356,18 @@ class Node:
             except InfraError as error:
                 log.warning("post-mortems are not purged now: %s", error.message)
             await asyncio.sleep(PURGE_INTERVAL)
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What a sandbox is made from. ``guest``: instead of what the snapshot was saved with."""
+
+    template_id: str
+    build_id: str
+    alias: str | None
+    image_id: str | None
+    snapshot_id: str | None = None
+    guest: Guest | None = None
 
 
 def guest_of(image: ImageConfig, env: dict[str, str]) -> Guest:

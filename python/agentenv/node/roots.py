@@ -74,13 +74,18 @@ class Roots:
         except InfraError as error:
             log.warning("nothing is fetched ahead for image %s: %s", image_id, error.message)
 
-    async def blank(self, size_mib: int, holder: str) -> Path:
-        """A blank disk of this size."""
+    async def blank(self, size_mib: int) -> Part:
+        """The layer that is a blank disk of this size. Raises InfraError."""
         async with self._making.hold(str(size_mib)):
             part = self._blanks.get(size_mib)
             if part is None:
                 part = self._remembered(size_mib) or await self._make_blank(size_mib)
                 self._blanks[size_mib] = part
+            return part
+
+    async def open_blank(self, size_mib: int, holder: str) -> Path:
+        """A blank disk of this size."""
+        part = await self.blank(size_mib)
         try:
             return await self._blocks.open([part], holder)
         except ImageError:  # the store lost it
@@ -110,7 +115,7 @@ class Roots:
                     spans = disk.data_spans(draft.path)
                     part = await self._layers.write(draft.path, spans, blocks, DISK_WINDOW, lease)
                     await self._layers.put_source(name, part, lease)
-                    await self._layers.keep_here(part, draft)
+                    await self._layers.keep_here(part, draft.path)
             lease.check()
             keys = [f"layer/{part.layer}", f"source/{name}"]
             await self._claims.put(f"blank-{size_mib}", keys, kind="disk")

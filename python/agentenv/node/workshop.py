@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import secrets
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
+from datetime import timedelta
 from typing import Any, cast
 
 from agentenv.errors import NotFound
-from agentenv.model import Resources
+from agentenv.model import Guest, Resources
 from agentenv.node.node import Node
-from agentenv.sandbox.record import Guest, NewSandbox, SandboxInfo
+from agentenv.sandbox.record import NewSandbox, SandboxInfo
+from agentenv.sandbox.sandbox import utcnow
+from agentenv.sandbox.state import State
+from agentenv.sandbox.suspend import How
+from agentenv.snapshot.manifest import misfit
 
 MARK = "agentenv.build"
 """In the metadata of a sandbox that belongs to a build."""
+LIFETIME = timedelta(hours=4)  # a build ends before
 STEPS_ROOM = 2048  # MiB that a build's steps may write beside what shall be left free
-LIFETIME = 4 * 3600.0  # seconds; a build ends before
 
 
 class NodeWorkshop:
@@ -36,19 +43,37 @@ class NodeWorkshop:
     async def begin(
         self, image_id: str | None, snapshot_id: str | None, resources: Resources, guest: Guest
     ) -> SandboxInfo:
-        assert image_id is not None, snapshot_id
-        image = await self._node.catalog.find(image_id)
-        request = NewSandbox(
-            template=image.reference,
-            timeout=LIFETIME,
-            metadata={MARK: "yes"},
-            env=guest.env,
-            **_sizes(resources),
+        now = utcnow()
+        info = SandboxInfo(
+            id=self._node.new_id(),
+            state=State.CREATING,
+            template_id=MARK,
+            build_id="",
+            image_id=image_id or "",
+            snapshot_id=snapshot_id,
+            disk_id=snapshot_id,
+            started_at=now,
+            end_at=now + LIFETIME,
+            resources=resources,
+            guest=guest,
+            access_token=secrets.token_hex(32),
+            metadata={MARK: ""},
         )
-        return await self._node.create(request)
+        if snapshot_id is None:
+            return await self._node.bring_up(info)
+        async with self._node.ground.snapshots.held(snapshot_id) as manifest:
+            size = replace(resources, disk_mib=manifest.resources.disk_mib)
+            changes = {
+                "image_id": manifest.image_id,
+                "resources": size,
+                "from_disk": size != manifest.resources,
+            }
+            return await self._node.bring_up(info.with_(**changes))
 
-    async def capture(self, sandbox_id: str) -> str:
-        raise NotImplementedError(sandbox_id)
+    @asynccontextmanager
+    async def capture(self, sandbox_id: str) -> AsyncGenerator[str]:
+        async with self._node.taking(sandbox_id, How()) as manifest:
+            yield manifest.id
 
     async def end(self, sandbox_id: str) -> None:
         try:
@@ -57,16 +82,15 @@ class NodeWorkshop:
             return
 
     async def usable(self, snapshot_id: str) -> bool:
-        return False
+        found = self._node.ground.snapshots.known(snapshot_id)
+        if found is None:
+            return False
+        return misfit(found.features, asdict(await self._node.ground.engine.features())) is None
 
-    async def forget(self, snapshot_id: str) -> None:
-        pass
+    def tidy(self) -> None:
+        self._node.ground.snapshots.tidy()
 
     async def sweep(self) -> None:
         for info in self._node.list():
             if MARK in info.metadata:
                 await self.end(info.id)
-
-
-def _sizes(resources: Resources) -> Mapping[str, Any]:
-    return asdict(resources)

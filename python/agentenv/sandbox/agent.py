@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import hashlib
 import os
 import time
-import uuid
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from agentenv.concurrency import Tasks
 from agentenv.engine.contract import Attachment, ControlChannel, Machine
 from agentenv.errors import GuestError
-from agentenv.sandbox.record import SandboxInfo
+from agentenv.sandbox.record import SandboxInfo, Verdict
 
 ENTROPY_BYTES = 64  # a kernel generator is seeded by 32; twice that costs nothing
 END_AFTER_CUT = 5.0  # seconds
+FREEZE_DEADLINE = 0.5  # seconds; a process in an uninterruptible wait is not waited for
+ANSWER_DEADLINE = 2.0  # seconds; a guest that does not answer is saved as it is
+CLOCK_TOLERANCE_MS = 100.0  # DESIGN.md, the restore contract
 INIT_DEADLINE = 30.0  # seconds; it takes 20-200 ms even emulated
 
 
@@ -32,14 +35,14 @@ class Greeting:
 
 
 def init_arguments(info: SandboxInfo, network: Attachment | None, now_ns: int) -> dict[str, Any]:
-    """The arguments of the agent's ``init``; fresh entropy and machine id at every call."""
+    """The arguments of the agent's ``init``; fresh entropy at every call."""
     return {
         "generation": info.generation,
         "sandbox_id": info.id,
         "hostname": info.id,
         "time_ns": now_ns,
         "entropy": base64.b64encode(os.urandom(ENTROPY_BYTES)).decode(),
-        "machine_id": uuid.uuid4().hex,
+        "machine_id": machine_id(info.id),
         "access_token": info.access_token,
         "env": {**info.guest.env, "E2B_SANDBOX": "true", "E2B_SANDBOX_ID": info.id},
         "default_user": info.guest.user,
@@ -47,6 +50,11 @@ def init_arguments(info: SandboxInfo, network: Attachment | None, now_ns: int) -
         "network": network and _network(network),
         "volumes": list(info.guest.volumes),
     }
+
+
+def machine_id(sandbox_id: str) -> str:
+    """A sandbox's own in all its generations, as its hostname is."""
+    return hashlib.blake2b(sandbox_id.encode(), digest_size=16).hexdigest()
 
 
 def _network(network: Attachment) -> dict[str, Any]:
@@ -102,3 +110,41 @@ async def introduce(
         done["default_user"],
         done["home"],
     )
+
+
+async def restored(
+    control: ControlChannel, info: SandboxInfo, network: Attachment | None
+) -> Verdict:
+    """The restore contract's handshake: what ran before is told who and when it is now; only then
+    its processes go on. Raises GuestError (``restore_contract``) if a promise is not kept."""
+    arguments = init_arguments(info, network, time.time_ns())
+    done = await control.call("init", arguments, timeout=INIT_DEADLINE)
+    verdict = Verdict(
+        clock_error_ms=abs(done["clock_error_ns"]) / 1e6,
+        entropy_reseeded=done["entropy_reseeded"],
+        identity_fresh=info.origin is not None,
+        connections_dropped=done.get("connections_dropped", 0),
+        frozen=done.get("frozen", False),
+    )
+    if not verdict.entropy_reseeded or verdict.clock_error_ms > CLOCK_TOLERANCE_MS:
+        raise GuestError(
+            "the restored guest does not keep the restore contract",
+            why=f"clock {verdict.clock_error_ms:.1f} ms off, reseeded {verdict.entropy_reseeded}",
+            code="restore_contract",
+        )
+    return verdict
+
+
+async def suspend(control: ControlChannel) -> bool:
+    """Stop the guest's processes before it is saved; whether all of them did in time.
+
+    Raises GuestError (``guest_unresponsive``).
+    """
+    arguments = {"deadline_ms": int(FREEZE_DEADLINE * 1000)}
+    answer = await control.call("suspend", arguments, timeout=FREEZE_DEADLINE + ANSWER_DEADLINE)
+    return bool(answer["frozen"])
+
+
+async def release(control: ControlChannel) -> None:
+    """Let the guest's processes go on after ``suspend``. Raises GuestError."""
+    await control.call("release", timeout=INIT_DEADLINE)

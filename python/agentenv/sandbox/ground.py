@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Protocol
 
 from agentenv.engine.contract import Attachment, Engine, FlatSource
+from agentenv.layer.layers import Part
 from agentenv.sandbox.network import Policy
 from agentenv.sandbox.record import SandboxInfo
+from agentenv.snapshot.repository import Snapshots
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +24,14 @@ class Place:
 
 
 class Ground(Protocol):
-    """Every method may be repeated: "already so" is success."""
+    """Every method may be repeated: "already so" is success. A ``machine`` is named by
+    ``SandboxInfo.machine``."""
 
     @property
     def engine(self) -> Engine: ...
+
+    @property
+    def snapshots(self) -> Snapshots: ...
 
     async def save(self, info: SandboxInfo) -> None:
         """Make the record durable."""
@@ -42,16 +48,20 @@ class Ground(Protocol):
         """Replace the rules of a slot that is taken, at once."""
         ...
 
-    async def root(self, image_id: str, sandbox_id: str) -> FlatSource:
-        """The image, open for the sandbox until ``release``."""
+    async def root(self, image_id: str, machine: str) -> FlatSource:
+        """The image, open for the machine until ``release``."""
         ...
 
-    async def disk_base(self, size_mib: int, sandbox_id: str) -> Path:
-        """What lies below the sandbox's disk, open for it until ``release``."""
+    async def blank(self, size_mib: int) -> Part:
+        """The layer that is the blank disk of this size."""
         ...
 
-    async def release(self, sandbox_id: str) -> None:
-        """Nothing is open for the sandbox any more."""
+    async def disk_base(self, size_mib: int, machine: str) -> Path:
+        """The blank disk, open for the machine until ``release``."""
+        ...
+
+    async def release(self, machine: str) -> None:
+        """Nothing is open for the machine any more."""
         ...
 
     async def make_disk(self, path: Path, size_mib: int, uid: int) -> None: ...
@@ -60,12 +70,12 @@ class Ground(Protocol):
         """What its boot read may be remembered for other nodes."""
         ...
 
-    def files(self, sandbox_id: str) -> Path:
-        """The sandbox's folder in the home: its disk."""
+    def files(self, machine: str) -> Path:
+        """The machine's folder in the home: its disk."""
         ...
 
-    def run_dir(self, sandbox_id: str) -> Path:
-        """The sandbox's runtime folder: sockets, console."""
+    def run_dir(self, machine: str) -> Path:
+        """The machine's runtime folder: sockets, console."""
         ...
 
     async def publish(self, info: SandboxInfo, place: Place) -> None:
@@ -74,6 +84,15 @@ class Ground(Protocol):
 
     def will_publish(self, info: SandboxInfo, place: Place) -> None:
         """As ``publish``, for one that runs already: told with all others after a restart."""
+        ...
+
+    async def sleep(self, info: SandboxInfo, wakes: bool) -> None:
+        """Cut traffic, open streams too, as long as it is paused; with ``wakes`` traffic that
+        comes then waits, and has it resumed."""
+        ...
+
+    def will_sleep(self, info: SandboxInfo, wakes: bool) -> None:
+        """As ``sleep``, for one that is paused already: told with all others after a restart."""
         ...
 
     async def withdraw(self, info: SandboxInfo) -> None:

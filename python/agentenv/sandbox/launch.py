@@ -13,20 +13,22 @@ import shutil
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from agentenv.engine.contract import (
     ControlChannel,
-    ExitCause,
     FlatSource,
     Limits,
     Machine,
     MachineSpec,
+    Suspended,
 )
-from agentenv.errors import faults
+from agentenv.errors import Conflict, faults
 from agentenv.sandbox import agent
 from agentenv.sandbox.ground import Ground, Place
-from agentenv.sandbox.record import SandboxInfo
+from agentenv.sandbox.record import SandboxInfo, Verdict
+from agentenv.snapshot.manifest import Manifest, misfit, unpack
 
 log = logging.getLogger(__name__)
 
@@ -44,43 +46,68 @@ def phase(phases: dict[str, float], name: str) -> Generator[None]:
 
 
 def machine_spec(
-    ground: Ground,
-    info: SandboxInfo,
-    place: Place,
-    root: FlatSource | None = None,
-    disk_base: Path | None = None,
+    ground: Ground, info: SandboxInfo, place: Place, parts: Parts | None = None
 ) -> MachineSpec:
-    """What the engine boots for this sandbox; without files, what it finds it again by."""
+    """What the engine runs for this sandbox; without parts, what it finds it again by."""
     size = info.resources
     return MachineSpec(
-        sandbox_id=info.id,
-        run_dir=ground.run_dir(info.id),
-        root=root,
-        disk=ground.files(info.id) / "disk.qcow2",
-        disk_base=disk_base,
+        sandbox_id=info.machine,
+        run_dir=ground.run_dir(info.machine),
+        root=parts.root if parts else None,
+        disk=disk_of(ground, info),
+        disk_base=parts.disk_base if parts else None,
+        disk_below=parts.disk_below if parts else (),
         vcpus=size.vcpus,
         memory_mib=size.memory_mib,
         network=place.attachment,
         uid=place.uid,
         gid=place.gid,
-        cgroup=info.id,
+        cgroup=info.machine,
         limits=Limits(memory_bytes=(size.memory_mib << 20) + ENGINE_OVERHEAD),
     )
 
 
-async def launch(
-    ground: Ground, info: SandboxInfo, place: Place, boot_deadline: float
-) -> tuple[Machine, ControlChannel]:
-    """Boot and introduce the guest; times go to ``info.phases``. On failure: ``dismantle``."""
+def disk_of(ground: Ground, info: SandboxInfo) -> Path:
+    """What the sandbox writes to."""
+    return ground.files(info.machine) / "disk.qcow2"
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a machine is made from, open for it."""
+
+    root: FlatSource
+    disk_base: Path
+    disk_below: tuple[Path, ...] = ()
+    memory_map: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A machine whose guest was introduced; ``verdict`` if it was restored, not booted."""
+
+    machine: Machine
+    control: ControlChannel
+    verdict: Verdict | None = None
+
+
+async def launch(ground: Ground, info: SandboxInfo, place: Place, boot_deadline: float) -> Running:
+    """Bring the guest up, from its snapshot if it has one; times go to ``info.phases``.
+
+    Raises Conflict (``cannot_restore``), ImageError, GuestError, InfraError; then: ``dismantle``.
+    """
     phases = info.phases
+    manifest = await _manifest(ground, info)
     with phase(phases, "root"):
-        root = await ground.root(info.image_id, info.id)
-        base = await ground.disk_base(info.resources.disk_mib, info.id)
+        root = await ground.root(info.image_id, info.machine)
+    with phase(phases, "layers"):
+        parts = await _parts(ground, info, manifest, root)
     with phase(phases, "disk"):
         await _folders(ground, info, place)
-        disk = ground.files(info.id) / "disk.qcow2"
-        await ground.make_disk(disk, info.resources.disk_mib, place.uid)
-    spec = machine_spec(ground, info, place, root, base)
+        await ground.make_disk(disk_of(ground, info), info.resources.disk_mib, place.uid)
+    spec = machine_spec(ground, info, place, parts)
+    if manifest and manifest.memory is not None:
+        return await _restore(ground, info, spec, manifest, parts.memory_map)
     with phase(phases, "process"):
         machine = await ground.engine.boot(spec)
         control = await machine.control()
@@ -89,7 +116,50 @@ async def launch(
     with phase(phases, "init"):
         await agent.introduce(control, info, place.attachment)
     ground.has_booted(info, root)
-    return machine, control
+    return Running(machine, control)
+
+
+async def _manifest(ground: Ground, info: SandboxInfo) -> Manifest | None:
+    """The snapshot it comes from. Raises Conflict if this node's engine cannot take it."""
+    if info.snapshot_id is None:
+        return None
+    found = await ground.snapshots.find(info.snapshot_id)
+    if info.from_disk:
+        return replace(found, memory=None)
+    if found.memory is not None:
+        here = asdict(await ground.engine.features())
+        if why := misfit(found.features, here):
+            raise Conflict(
+                f"snapshot {found.id} cannot be restored on this node",
+                why=why,
+                fix="resume it where it was saved, or from its disk alone (memory: false)",
+                code="cannot_restore",
+                state=str(info.state.shown),
+            )
+    return found
+
+
+async def _parts(
+    ground: Ground, info: SandboxInfo, manifest: Manifest | None, root: FlatSource
+) -> Parts:
+    if manifest is None:
+        return Parts(root, await ground.disk_base(info.resources.disk_mib, info.machine))
+    opened = await ground.snapshots.open(manifest, info.machine)
+    return Parts(root, opened.disk_base, opened.disk_below, opened.memory_map)
+
+
+async def _restore(
+    ground: Ground, info: SandboxInfo, spec: MachineSpec, manifest: Manifest, memory_map: bytes
+) -> Running:
+    phases = info.phases
+    with phase(phases, "process"):
+        saved = Suspended(unpack(manifest.state), memory_map)
+        machine = await ground.engine.restore(spec, saved)
+    with phase(phases, "control"):
+        control = await machine.control()
+    with phase(phases, "init"):
+        verdict = await agent.restored(control, info, spec.network)
+    return Running(machine, control, verdict)
 
 
 async def _folders(ground: Ground, info: SandboxInfo, place: Place) -> None:
@@ -98,29 +168,36 @@ async def _folders(ground: Ground, info: SandboxInfo, place: Place) -> None:
             folder.mkdir(mode=AGENT_USER_FOLDER_MODE, parents=True, exist_ok=True)
             os.chown(folder, place.uid, place.gid)
 
-    for folder in (ground.files(info.id), ground.run_dir(info.id)):
+    for folder in (ground.files(info.machine), ground.run_dir(info.machine)):
         await asyncio.to_thread(make, folder)
 
 
-async def dismantle(ground: Ground, info: SandboxInfo, machine: Machine | None) -> ExitCause | None:
-    """Remove every object of the sandbox; return why its machine ended, if there was one.
+async def dismantle(ground: Ground, info: SandboxInfo, machine: Machine | None) -> None:
+    """Remove every object of the sandbox's machine, and take traffic away.
 
     A step that fails does not stop those after it; the first failure is raised at the end,
     so that the record stays and the node tries again.
     """
-    cause: ExitCause | None = None
+    try:
+        await ground.withdraw(info)
+    finally:
+        await remove_machine(ground, info, machine)
+
+
+async def remove_machine(ground: Ground, info: SandboxInfo, machine: Machine | None) -> None:
+    """As ``dismantle``, but traffic stays as it is."""
     failures: list[Exception] = []
 
     async def end_machine() -> None:
-        nonlocal machine, cause
+        nonlocal machine
         if machine is None and info.slot is not None:
             spec = machine_spec(ground, info, ground.place(info.slot))
             machine = await ground.engine.adopt(spec)
         if machine is not None:
-            cause = await machine.kill()
+            await machine.kill()
 
     async def remove_files() -> None:
-        for folder in (ground.run_dir(info.id), ground.files(info.id)):
+        for folder in (ground.run_dir(info.machine), ground.files(info.machine)):
             await asyncio.to_thread(_remove_tree, folder)
 
     async def free_slot() -> None:
@@ -128,17 +205,16 @@ async def dismantle(ground: Ground, info: SandboxInfo, machine: Machine | None) 
             await ground.give_slot(info.slot)
 
     async def release() -> None:
-        await ground.release(info.id)
+        await ground.release(info.machine)
 
-    for step in (lambda: ground.withdraw(info), end_machine, release, remove_files, free_slot):
+    for step in (end_machine, release, remove_files, free_slot):
         try:
             await step()
         except Exception as error:
-            log.exception("dismantling %s: a step failed", info.id)
+            log.exception("dismantling %s: a step failed", info.machine)
             failures.append(error)
     if failures:
         raise failures[0]
-    return cause
 
 
 def _remove_tree(folder: Path) -> None:

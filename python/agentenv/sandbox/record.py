@@ -9,22 +9,12 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from agentenv.engine.contract import ExitCause
-from agentenv.model import Resources
+from agentenv.model import Guest, Resources
 from agentenv.sandbox.network import Policy
 from agentenv.sandbox.state import State
 from agentenv.store.records import SandboxRow
 
 ENVD_VERSION = "0.6.13"  # the protocol version whose behaviour the guest agent has (E2B.md §3)
-
-
-@dataclass(frozen=True, slots=True)
-class Guest:
-    """What the agent is told at its start: identity, environment, user, folders to make."""
-
-    env: dict[str, str] = field(default_factory=dict[str, str])
-    user: str | None = None
-    workdir: str | None = None
-    volumes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +26,39 @@ class Idempotency:
 
 
 @dataclass(frozen=True, slots=True)
+class Lifecycle:
+    """What happens at the deadline, chosen once. ``pause``: it is paused, not ended; with
+    ``memory`` or from its disk alone. ``resume``: traffic brings a paused one back."""
+
+    pause: bool = False
+    memory: bool = True
+    resume: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the guest made of its last start from a snapshot (the restore contract).
+
+    ``clock_error_ms`` is how far its clock was from ours once set; ``frozen`` says that none of
+    its processes ran before.
+    """
+
+    clock_error_ms: float
+    entropy_reseeded: bool
+    identity_fresh: bool
+    connections_dropped: int
+    frozen: bool
+
+
+@dataclass(frozen=True, slots=True)
 class NewSandbox:
     """A request for a sandbox.
 
-    ``template``: a template's id or name (``name``, ``name:tag``), or an image reference for a
-    cold start. ``timeout`` in seconds; None takes the node's default. Sizes of None are the
-    node's defaults. ``secure``: the in-guest API demands a token. A request that repeats one with
-    the same ``idempotency`` gets the sandbox that the first one made.
+    ``template``: a template's id or name (``name``, ``name:tag``), a snapshot's id, or an image
+    reference for a cold start. ``timeout`` in seconds; None takes the node's default. Sizes of
+    None are the snapshot's, else the node's defaults. ``secure``: the in-guest API demands a
+    token. A request that repeats one with the same ``idempotency`` gets the sandbox that the
+    first one made.
     """
 
     template: str
@@ -51,6 +67,7 @@ class NewSandbox:
     env: dict[str, str] = field(default_factory=dict[str, str])
     secure: bool = True
     network: Policy = Policy()
+    lifecycle: Lifecycle = Lifecycle()
     idempotency: Idempotency | None = None
     vcpus: int | None = None
     memory_mib: int | None = None
@@ -61,7 +78,12 @@ class NewSandbox:
 class SandboxInfo:
     """A sandbox as others see it. Times are UTC; ``phases`` maps a step of creation to seconds.
 
-    ``network_pending``: its rules may still be those of an earlier policy.
+    ``network_pending``: its rules may still be those of an earlier policy. ``snapshot_id``: the
+    snapshot that it is paused in, or that its memory lies over; ``disk_id``: the one that its
+    disk lies over; ``from_disk``: its machine was booted from that disk, whatever else there is.
+    ``lifetime``: the seconds that its deadline was set to last. ``generation`` counts its machines.
+    ``origin``: the sandbox or template it came from. ``guest_silent``: its agent did not answer
+    when it was paused.
     """
 
     id: str
@@ -73,6 +95,8 @@ class SandboxInfo:
     end_at: datetime
     resources: Resources
     guest: Guest
+    snapshot_id: str | None = None
+    disk_id: str | None = None
     slot: int | None = None
     alias: str | None = None
     access_token: str | None = None
@@ -81,9 +105,20 @@ class SandboxInfo:
     network_pending: bool = False
     idempotency: Idempotency | None = None
     generation: int = 1
+    lifecycle: Lifecycle = Lifecycle()
+    lifetime: float = 0.0
+    origin: str | None = None
+    guest_silent: bool = False
+    from_disk: bool = False
+    restore: Verdict | None = None
     metadata: dict[str, str] = field(default_factory=dict[str, str])
     phases: dict[str, float] = field(default_factory=dict[str, float])
     cause: ExitCause | None = None
+
+    @property
+    def machine(self) -> str:
+        """The name of its machine, of the machine's folders and of what it reads."""
+        return f"{self.id}.{self.generation}"
 
     @property
     def failed_creation(self) -> bool:

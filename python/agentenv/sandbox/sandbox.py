@@ -5,18 +5,22 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 
 from agentenv.concurrency import Tasks
 from agentenv.engine.contract import ControlChannel, ExitCause, ExitKind, Machine
-from agentenv.errors import GuestError, InfraError
-from agentenv.sandbox import launch
-from agentenv.sandbox.ground import Ground
+from agentenv.errors import AgentEnvError, GuestError, InfraError
+from agentenv.sandbox import agent, launch, suspend
+from agentenv.sandbox.ground import Ground, Place
 from agentenv.sandbox.network import Policy
-from agentenv.sandbox.record import SandboxInfo
+from agentenv.sandbox.record import SandboxInfo, to_row
 from agentenv.sandbox.state import Request, State, move
+from agentenv.snapshot.manifest import Manifest
 
 log = logging.getLogger(__name__)
+
+PAUSE_AGAIN = timedelta(seconds=30)  # after one that failed at the deadline
 
 
 def utcnow() -> datetime:
@@ -45,58 +49,169 @@ class Sandbox:
         return self.info.id
 
     async def create(self, boots: asyncio.Semaphore, boot_deadline: float) -> None:
-        """Bring it up. On failure everything is undone, the record too, and the error raised."""
+        """Bring it up, from its snapshot if it has one. On failure everything is undone, the
+        record too, and the error raised."""
         async with self._lock:
             try:
-                await self._save()
-                with launch.phase(self.info.phases, "slot"):
-                    place = await self._ground.take_slot(self.info.network)
-                    self.info = self.info.with_(slot=place.index)
-                    await self._save()
-                with launch.phase(self.info.phases, "queue"):
-                    await boots.acquire()
-                try:
-                    self._machine, self._control = await launch.launch(
-                        self._ground, self.info, place, boot_deadline
-                    )
-                finally:
-                    boots.release()
-                with launch.phase(self.info.phases, "publish"):
-                    await self._ground.publish(self.info, place)
-                await self._begin_running()
+                await self._bring_up(boots, boot_deadline)
+                await self._publish()
+                await self._begin_running(self.info.end_at - self.info.started_at)
             except BaseException as error:
                 await asyncio.shield(self._end(Request.DIED, _failed_creation(error)))
                 raise
 
-    async def _begin_running(self) -> None:
+    async def _bring_up(self, boots: asyncio.Semaphore, boot_deadline: float) -> None:
+        """Take a slot and start the machine in it; recorded is that there may be one."""
+        phases = self.info.phases
+        with launch.phase(phases, "slot"):
+            place = await self._ground.take_slot(self.info.network)
+            self.info = self.info.with_(slot=place.index)
+        if self.info.state is State.CREATING:
+            with launch.phase(phases, "record"):
+                await self._save()
+        with launch.phase(phases, "queue"):
+            await boots.acquire()
+        try:
+            running = await launch.launch(self._ground, self.info, place, boot_deadline)
+        finally:
+            boots.release()
+        self._machine, self._control = running.machine, running.control
+        self.info = self.info.with_(restore=running.verdict)
+
+    async def _publish(self) -> None:
+        assert self.info.slot is not None
+        with launch.phase(self.info.phases, "publish"):
+            await self._ground.publish(self.info, self._ground.place(self.info.slot))
+
+    async def _begin_running(self, lifetime: timedelta) -> None:
         now = utcnow()
-        lifetime = self.info.end_at - self.info.started_at
+        created = self.info.state is State.CREATING
         self.info = self.info.with_(
             state=move(self.id, self.info.state, Request.BOOTED),
-            started_at=now,
+            started_at=now if created else self.info.started_at,
             end_at=now + lifetime,
+            lifetime=lifetime.total_seconds(),
         )
         await self._save()
         self._watch()
 
-    async def adopt(self) -> bool:
-        """After a restart of the server: find the machine again, or clean up. True if it runs."""
+    async def pause(self, how: suspend.How) -> None:
+        """Save it and end its machine; durable on this node when this returns.
+
+        Raises Conflict if it does not run, GuestError, InfraError: then it runs as before.
+        """
         async with self._lock:
+            await self._pause(how)
+
+    async def _pause(self, how: suspend.How) -> None:
+        running = self.info.with_(state=move(self.id, self.info.state, Request.PAUSE))
+        self.info, before = running, self.info
+        self._cancel_timer()
+        begun = utcnow()
+        try:
+            with launch.phase(self.info.phases, "pause.cut"):
+                await self._ground.sleep(self.info, self.info.lifecycle.resume)
+            async with suspend.paused(self._source(), how) as taken:
+                self.info = running.with_(
+                    state=move(self.id, running.state, Request.SAVED),
+                    snapshot_id=taken.manifest.id,
+                    disk_id=taken.manifest.id,
+                    slot=None,
+                    guest_silent=taken.silent,
+                    end_at=begun,
+                )
+                with launch.phase(self.info.phases, "pause.record"):
+                    await self._ground.snapshots.add(taken.manifest, to_row(self.info))
+        except BaseException:
+            await asyncio.shield(self._run_on(before))
+            raise
+        await self._let_go(running)
+
+    async def _run_on(self, before: SandboxInfo) -> None:
+        """It could not be paused: it runs as before, unless its machine died of it."""
+        self.info = before.with_(phases=self.info.phases)
+        with suppress(InfraError):
+            await self._publish()
+        self._set_timer()
+
+    async def _let_go(self, running: SandboxInfo) -> None:
+        """The machine of one that is paused by now; what stays of it, the next start removes."""
+        machine, control = self._machine, self._control
+        self._machine = self._control = None
+        try:
+            with launch.phase(self.info.phases, "pause.end"):
+                if control is not None:
+                    await control.close()
+                await launch.remove_machine(self._ground, running, machine)
+        except Exception:
+            log.exception("the machine of %s, paused by now, is not wholly removed", self.id)
+
+    async def resume(
+        self, boots: asyncio.Semaphore, boot_deadline: float, seconds: float | None, memory: bool
+    ) -> bool:
+        """Bring a paused one back; False if it runs already, and lives ``seconds`` more at least.
+
+        Without ``seconds`` it has the lifetime it had before. Without ``memory`` it is booted
+        from its disk. Raises Conflict, ImageError, GuestError, InfraError: then it is
+        paused as before.
+        """
+        async with self._lock:
+            if self.info.state is State.RUNNING:
+                if seconds is not None:
+                    await self._extend(seconds)
+                return False
+            before = self.info
+            self.info = before.with_(
+                state=move(self.id, before.state, Request.RESUME),
+                generation=before.generation + 1,
+                from_disk=not memory,
+                phases={},
+            )
+            try:
+                await self._bring_up(boots, boot_deadline)
+                lifetime = before.lifetime if seconds is None else seconds
+                await self._begin_running(timedelta(seconds=lifetime))
+                await self._publish()
+            except BaseException:
+                await asyncio.shield(self._stay_paused(before))
+                raise
+            return True
+
+    async def _stay_paused(self, before: SandboxInfo) -> None:
+        failed, self.info = self.info, before
+        self._cancel_timer()
+        await self._let_go(failed)
+        if failed.state is State.RUNNING:
+            await self._note()
+
+    async def snapshot(self, how: suspend.How) -> Manifest:
+        """A snapshot of it as it runs, which it goes on doing. Raises as ``pause``."""
+        async with self._lock:
+            if self.info.state is not State.RUNNING:
+                move(self.id, self.info.state, Request.PAUSE)
+            return await suspend.snapshot(self._source(), how, self._sealed)
+
+    async def _sealed(self, disk: Manifest) -> None:
+        """From now on its disk lies over this one."""
+        self.info = self.info.with_(disk_id=disk.id)
+        await self._ground.snapshots.add(disk, to_row(self.info))
+
+    def _source(self) -> suspend.Source:
+        assert self._machine is not None and self._control is not None
+        return suspend.Source(self._ground, self.info, self._machine, self._control)
+
+    async def adopt(self) -> bool:
+        """After a restart of the server: find the machine again, or clean up. True if it lives."""
+        async with self._lock:
+            if self.info.state is State.PAUSED:
+                self._ground.will_sleep(self.info, self.info.lifecycle.resume)
+                return True
             if self.info.state is State.RUNNING and self.info.slot is not None:
                 place = self._ground.place(self.info.slot)
                 spec = launch.machine_spec(self._ground, self.info, place)
                 self._machine = await self._ground.engine.adopt(spec)
                 if self._machine is not None:
-                    try:
-                        self._control = await self._machine.control()
-                    except (InfraError, GuestError, TimeoutError):
-                        await self._end(Request.DIED, await self._machine.kill())
-                        return False
-                    if self.info.network_pending:
-                        await self._fence()
-                    self._ground.will_publish(self.info, place)
-                    self._watch()
-                    return True
+                    return await self._take_over(self._machine, place)
             half_made = self.info.state is State.CREATING
             reason = (
                 "the server was restarted while it was being made"
@@ -105,6 +220,23 @@ class Sandbox:
             )
             await self._end(Request.DIED, ExitCause(ExitKind.UNKNOWN, reason))
             return False
+
+    async def _take_over(self, machine: Machine, place: Place) -> bool:
+        try:
+            self._control = await machine.control()
+            await machine.go_on()  # an earlier server may have died while it was saving it
+            with suppress(GuestError):
+                await agent.release(self._control)
+        except (InfraError, GuestError, TimeoutError):
+            await self._end(Request.DIED, await machine.kill())
+            return False
+        for held in filter(None, (self.info.snapshot_id, self.info.disk_id)):
+            self._ground.snapshots.adopt(held, self.info.machine)
+        if self.info.network_pending:
+            await self._fence()
+        self._ground.will_publish(self.info, place)
+        self._watch()
+        return True
 
     async def proceed(self) -> None:
         """Its storage answers again: if that stopped the guest, let it go on. Raises InfraError."""
@@ -121,24 +253,31 @@ class Sandbox:
             return True
 
     async def settled(self) -> bool:
-        """Wait for what is being done with it; True if it runs then."""
+        """Wait for what is being done with it; True if it lives then."""
         async with self._lock:
-            return self.info.state is State.RUNNING
+            return self.info.state in (State.RUNNING, State.PAUSED)
 
-    async def set_deadline(self, seconds: float, *, only_extend: bool = False) -> SandboxInfo:
+    async def set_deadline(self, seconds: float) -> SandboxInfo:
         """Move the end of its life to ``seconds`` from now; durable before this returns.
 
-        With ``only_extend`` an earlier end is not applied. Raises Conflict if it does not run.
+        Raises Conflict if it does not run.
         """
         async with self._lock:
             if self.info.state is not State.RUNNING:
                 move(self.id, self.info.state, Request.BOOTED)
-            end_at = utcnow() + timedelta(seconds=seconds)
-            if not only_extend or end_at > self.info.end_at:
-                self.info = self.info.with_(end_at=end_at)
-                await self._save()
-                self._set_timer()
+            await self._live_until(utcnow() + timedelta(seconds=seconds), seconds)
             return self.info
+
+    async def _extend(self, seconds: float) -> None:
+        """As ``set_deadline``, but an earlier end is not applied."""
+        end_at = utcnow() + timedelta(seconds=seconds)
+        if end_at > self.info.end_at:
+            await self._live_until(end_at, seconds)
+
+    async def _live_until(self, end_at: datetime, lifetime: float) -> None:
+        self.info = self.info.with_(end_at=end_at, lifetime=lifetime or self.info.lifetime)
+        await self._save()
+        self._set_timer()
 
     async def set_network(self, change: Callable[[Policy], Policy]) -> None:
         """Replace its network policy while it runs; durable and in force when this returns.
@@ -196,15 +335,14 @@ class Sandbox:
             "netns": str(place.attachment.netns),
             "tap": place.attachment.tap,
             "uid": place.uid,
-            "files": str(self._ground.files(self.id)),
-            "run_dir": str(self._ground.run_dir(self.id)),
+            "files": str(self._ground.files(self.info.machine)),
+            "run_dir": str(self._ground.run_dir(self.info.machine)),
             **(self._machine.objects() if self._machine else {}),
         }
 
     async def detach(self) -> None:
         """The server stops: let go of the machine without touching it."""
-        if self._timer is not None:
-            self._timer.cancel()
+        self._cancel_timer()
         if self._control is not None:
             await self._control.close()
 
@@ -213,9 +351,13 @@ class Sandbox:
         self._tasks.start(self._watch_death(self._machine), f"watch {self.id}")
         self._set_timer()
 
-    def _set_timer(self) -> None:
+    def _cancel_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
+            self._timer = None
+
+    def _set_timer(self) -> None:
+        self._cancel_timer()
         delay = (self.info.end_at - utcnow()).total_seconds()
         self._timer = asyncio.get_running_loop().call_later(
             max(0.0, delay), lambda: self._tasks.start(self._expire(), f"expire {self.id}")
@@ -227,20 +369,32 @@ class Sandbox:
                 return
             if self.info.end_at > utcnow():
                 self._set_timer()  # extended meanwhile
-                return
-            await self._end(Request.KILL, ExitCause(ExitKind.STOPPED, "its lifetime was over"))
+            elif self.info.lifecycle.pause:
+                await self._pause_at_deadline()
+            else:
+                reason = "its lifetime was over"
+                await self._end(Request.KILL, ExitCause(ExitKind.STOPPED, reason))
+
+    async def _pause_at_deadline(self) -> None:
+        how = suspend.How(memory=self.info.lifecycle.memory)
+        try:
+            await self._pause(how)
+        except AgentEnvError as error:
+            # Losing its work would be worse than letting it run on.
+            log.error("sandbox %s cannot be paused at its deadline: %s", self.id, error.message)
+            self.info = self.info.with_(end_at=utcnow() + PAUSE_AGAIN)
+            self._set_timer()
 
     async def _watch_death(self, machine: Machine) -> None:
         cause = await machine.wait()
         async with self._lock:
-            if self.info.state is State.RUNNING:
+            if self._machine is machine and self.info.state is State.RUNNING:
                 log.warning("sandbox %s died: %s", self.id, cause.reason)
                 await self._end(Request.DIED, cause)
 
     async def _end(self, request: Request, cause: ExitCause) -> None:
         """Dismantle under the lock; ``cause`` is what the post-mortem says."""
-        if self._timer is not None:
-            self._timer.cancel()
+        self._cancel_timer()
         console = self._machine.console_tail() if self._machine else cause.console
         self.info = self.info.with_(
             state=move(self.id, self.info.state, request),

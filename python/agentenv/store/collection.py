@@ -22,7 +22,7 @@ from agentenv.store.objects import CoreObjects, Entry
 if TYPE_CHECKING:
     from agentenv import _core
 
-KINDS = ("first-use/", "image/", "layer/", "pack/", "source/", "tree/")
+KINDS = ("first-use/", "image/", "layer/", "pack/", "snapshot/", "source/", "tree/")
 MAX_TABLE = 1 << 30
 # A pack is rewritten when less than this part of its bytes is in use.
 WORTH_KEEPING = 0.5

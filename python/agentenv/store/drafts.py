@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import fcntl
 import os
 import secrets
-import shutil
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -28,23 +26,6 @@ class Draft:
     """``path`` is an empty file of the writer's own."""
 
     path: Path
-
-    async def keep(self, target: Path) -> None:
-        """Move it to ``target``, durable when it returns."""
-
-        def move() -> None:
-            with faults(f"{target.name} could not be kept"):
-                target.parent.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
-                _sync(self.path)
-                try:
-                    self.path.rename(target)
-                except OSError as error:
-                    if error.errno != errno.EXDEV:
-                        raise
-                    _copy(self.path, target)
-                _sync(target.parent)
-
-        await asyncio.to_thread(move)
 
 
 class Drafts:
@@ -79,22 +60,3 @@ class Drafts:
                 path.unlink()
                 removed += 1
         return removed
-
-
-def _copy(path: Path, target: Path) -> None:
-    """To another file system, whole or not at all."""
-    draft = target.with_suffix(f".draft-{os.getpid()}")
-    try:
-        shutil.copyfile(path, draft)
-        _sync(draft)
-        draft.rename(target)
-    finally:
-        draft.unlink(missing_ok=True)
-
-
-def _sync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -10,7 +10,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol
 
+from agentenv.store.steps import Steps
+
 DEFAULT_TAG = "default"
+READY = "ready"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +40,11 @@ class TemplateRow:
 
 @dataclass(frozen=True, slots=True)
 class BuildRow:
-    """One build of a template: a snapshot, or an image to boot from. ``id`` is a UUID.
+    """One build of a template; ``id`` is a UUID. Its sandboxes are restored from the snapshot, or
+    booted from the image where there is none. ``status``: waiting, building, ready, error.
 
-    ``status``: waiting, building, ready or error. ``doc`` may hold ``guest`` (env, user, workdir,
-    volumes), ``resources``, ``config``, and of a failed one the ``reason``.
+    ``doc`` of one that was built by steps has ``guest``, ``resources`` and ``config``, of one that
+    failed the ``reason``.
     """
 
     id: str
@@ -49,18 +53,34 @@ class BuildRow:
     created: datetime
     doc: dict[str, Any] = field(default_factory=dict[str, Any])
     snapshot_id: str | None = None
-    status: str = "ready"
+    status: str = READY
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotRow:
+    """A resumable point of a sandbox; ``doc`` is its manifest. ``parent`` is the snapshot that its
+    sandbox was restored from."""
+
+    id: str
+    parent: str | None
+    sandbox_id: str
+    image_id: str
+    created: datetime
+    doc: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class SandboxRow:
-    """A sandbox as it must be found again: ``slot`` is None when it holds none."""
+    """A sandbox as it must be found again: ``slot`` is None when it holds none, ``snapshot_id``
+    and ``disk_id`` name the snapshots that its memory and its disk lie over."""
 
     id: str
     state: str
     template_id: str
     build_id: str
     image_id: str
+    snapshot_id: str | None
+    disk_id: str | None
     slot: int | None
     started_at: datetime
     end_at: datetime
@@ -70,6 +90,9 @@ class SandboxRow:
 
 class Records(Protocol):
     """Every call is one transaction, durable when it returns. InfraError: the store failed."""
+
+    @property
+    def steps(self) -> Steps: ...
 
     async def close(self) -> None: ...
 
@@ -84,7 +107,7 @@ class Records(Protocol):
     async def images(self) -> list[ImageRow]: ...
 
     async def drop_image(self, image_id: str) -> None:
-        """Raises Conflict (``image_in_use``) while a build or a sandbox refers to it."""
+        """Raises Conflict (``image_in_use``) while a build, snapshot or sandbox refers to it."""
         ...
 
     async def put_template(self, row: TemplateRow) -> None:
@@ -112,18 +135,19 @@ class Records(Protocol):
 
     async def drop_build(self, build_id: str) -> None: ...
 
-    async def keep_step(self, key: str, snapshot_id: str) -> None:
-        """Remember what was kept after a step of a build."""
+    async def put_snapshot(self, row: SnapshotRow, sandbox: SandboxRow | None = None) -> None:
+        """Insert or replace, together with the sandbox that is paused in it."""
         ...
 
-    async def kept_step(self, key: str) -> str | None:
-        """The snapshot that was kept, which counts as used now."""
+    async def snapshot(self, snapshot_id: str) -> SnapshotRow | None: ...
+    async def snapshots(self) -> list[SnapshotRow]: ...
+
+    async def needed_snapshots(self) -> set[str]:
+        """Those that a build, a kept step or a sandbox that has not ended refers to."""
         ...
 
-    async def drop_kept_steps(self, snapshot_id: str) -> None: ...
-
-    async def kept_steps(self) -> list[str]:
-        """Snapshots, used last first, each once."""
+    async def drop_snapshot(self, snapshot_id: str) -> bool:
+        """False (and it stays) while one of these refers to it."""
         ...
 
     async def put_sandbox(self, row: SandboxRow) -> None: ...

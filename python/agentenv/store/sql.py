@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,13 +21,21 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 from agentenv.errors import Conflict, InfraError
 from agentenv.store import tables as t
 from agentenv.store.chunks import SqlChunks
-from agentenv.store.records import BuildRow, ImageRow, SandboxRow, TemplateRow
+from agentenv.store.records import BuildRow, ImageRow, SandboxRow, SnapshotRow, TemplateRow
+from agentenv.store.steps import SqlSteps
 
 FULL = "disk is full"  # SQLite's words
 LOCKED, LOCKED_POLL = "database is locked", 0.02  # SQLite's words; seconds
 BUSY_TIMEOUT = 30.0  # seconds a writer waits for another process's transaction
 # A slot of a sandbox in one of these states has been given back.
 GONE_STATES = ("ended",)
+_LIVE = t.sandboxes.c.state.not_in(GONE_STATES)
+_SNAPSHOT_USERS = (
+    select(t.kept_steps.c.snapshot_id),
+    select(t.builds.c.snapshot_id).where(t.builds.c.snapshot_id.is_not(None)),
+    select(t.sandboxes.c.snapshot_id).where(t.sandboxes.c.snapshot_id.is_not(None), _LIVE),
+    select(t.sandboxes.c.disk_id).where(t.sandboxes.c.disk_id.is_not(None), _LIVE),
+)
 
 
 class SqlRecords:
@@ -87,6 +94,11 @@ class SqlRecords:
         """The index of the store's chunks in the same database."""
         return SqlChunks(self._transaction)
 
+    @property
+    def steps(self) -> SqlSteps:
+        """What builds keep, in the same database."""
+        return SqlSteps(self._transaction)
+
     @asynccontextmanager
     async def _transaction(self) -> AsyncGenerator[AsyncConnection]:
         try:
@@ -138,10 +150,12 @@ class SqlRecords:
     async def drop_image(self, image_id: str) -> None:
         async with self._transaction() as db:
             in_build = select(t.builds.c.id).where(t.builds.c.image_id == image_id)
+            in_snapshot = select(t.snapshots.c.id).where(t.snapshots.c.image_id == image_id)
             in_sandbox = select(t.sandboxes.c.id).where(
                 t.sandboxes.c.image_id == image_id, t.sandboxes.c.state.not_in(GONE_STATES)
             )
-            for what, query in (("template", in_build), ("sandbox", in_sandbox)):
+            users = (("template", in_build), ("snapshot", in_snapshot), ("sandbox", in_sandbox))
+            for what, query in users:
                 if (user := (await db.execute(query)).scalar()) is not None:
                     raise Conflict(
                         f"image {image_id} is in use by {what} {user}",
@@ -216,73 +230,88 @@ class SqlRecords:
 
     async def put_build(self, row: BuildRow) -> None:
         async with self._transaction() as db:
-            await _replace(db, t.builds, **{**asdict(row), "created": _text(row.created)})
+            await _replace(
+                db,
+                t.builds,
+                id=row.id,
+                template_id=row.template_id,
+                image_id=row.image_id,
+                snapshot_id=row.snapshot_id,
+                status=row.status,
+                created=_text(row.created),
+                doc=row.doc,
+            )
 
     async def build(self, build_id: str) -> BuildRow | None:
-        found = await self._builds(t.builds.c.id == build_id)
-        return found[0] if found else None
+        async with self._transaction() as db:
+            r = (await db.execute(select(t.builds).where(t.builds.c.id == build_id))).first()
+            return _build(r) if r else None
 
     async def builds(
         self, template_id: str | None = None, *, status: str | None = None
     ) -> list[BuildRow]:
-        where: list[Any] = []
+        query = select(t.builds).order_by(t.builds.c.created.desc(), t.builds.c.id)
         if template_id is not None:
-            where.append(t.builds.c.template_id == template_id)
+            query = query.where(t.builds.c.template_id == template_id)
         if status is not None:
-            where.append(t.builds.c.status == status)
-        return await self._builds(*where)
-
-    async def _builds(self, *where: Any) -> list[BuildRow]:
+            query = query.where(t.builds.c.status == status)
         async with self._transaction() as db:
-            query = select(t.builds).where(*where).order_by(t.builds.c.created.desc())
             return [_build(r) for r in await db.execute(query)]
 
     async def drop_build(self, build_id: str) -> None:
         async with self._transaction() as db:
             await db.execute(delete(t.builds).where(t.builds.c.id == build_id))
 
-    # What was kept after steps of builds
+    # Snapshots
 
-    async def keep_step(self, key: str, snapshot_id: str) -> None:
+    async def put_snapshot(self, row: SnapshotRow, sandbox: SandboxRow | None = None) -> None:
         async with self._transaction() as db:
-            await db.execute(delete(t.kept_steps).where(t.kept_steps.c.key == key))
-            values = {"key": key, "snapshot_id": snapshot_id, "used": _text(datetime.now(UTC))}
-            await db.execute(insert(t.kept_steps).values(**values))
+            await _replace(
+                db,
+                t.snapshots,
+                id=row.id,
+                parent=row.parent,
+                sandbox_id=row.sandbox_id,
+                image_id=row.image_id,
+                created=_text(row.created),
+                doc=row.doc,
+            )
+            if sandbox is not None:
+                await _put_sandbox(db, sandbox)
 
-    async def kept_step(self, key: str) -> str | None:
-        async with self._transaction() as db:
-            at = t.kept_steps.c.key == key
-            await db.execute(update(t.kept_steps).where(at).values(used=_text(datetime.now(UTC))))
-            return (await db.execute(select(t.kept_steps.c.snapshot_id).where(at))).scalar()
+    async def snapshot(self, snapshot_id: str) -> SnapshotRow | None:
+        found = await self._snapshots(t.snapshots.c.id == snapshot_id)
+        return found[0] if found else None
 
-    async def drop_kept_steps(self, snapshot_id: str) -> None:
-        async with self._transaction() as db:
-            table = t.kept_steps
-            await db.execute(delete(table).where(table.c.snapshot_id == snapshot_id))
+    async def snapshots(self) -> list[SnapshotRow]:
+        return await self._snapshots()
 
-    async def kept_steps(self) -> list[str]:
+    async def _snapshots(self, *where: Any) -> list[SnapshotRow]:
         async with self._transaction() as db:
-            query = select(t.kept_steps.c.snapshot_id).order_by(t.kept_steps.c.used.desc())
-            return list(dict.fromkeys((await db.execute(query)).scalars()))
+            query = select(t.snapshots).where(*where).order_by(t.snapshots.c.created)
+            return [
+                SnapshotRow(r.id, r.parent, r.sandbox_id, r.image_id, _time(r.created), r.doc)
+                for r in await db.execute(query)
+            ]
+
+    async def needed_snapshots(self) -> set[str]:
+        async with self._transaction() as db:
+            return {id for query in _SNAPSHOT_USERS for id in (await db.execute(query)).scalars()}
+
+    async def drop_snapshot(self, snapshot_id: str) -> bool:
+        async with self._transaction() as db:
+            for query in _SNAPSHOT_USERS:
+                (column,) = query.selected_columns
+                if (await db.execute(query.where(column == snapshot_id).limit(1))).first():
+                    return False
+            await db.execute(delete(t.snapshots).where(t.snapshots.c.id == snapshot_id))
+            return True
 
     # Sandboxes
 
     async def put_sandbox(self, row: SandboxRow) -> None:
         async with self._transaction() as db:
-            await _replace(
-                db,
-                t.sandboxes,
-                id=row.id,
-                state=row.state,
-                template_id=row.template_id,
-                build_id=row.build_id,
-                image_id=row.image_id,
-                slot=row.slot,
-                started_at=_text(row.started_at),
-                end_at=_text(row.end_at),
-                metadata=row.metadata,
-                doc=row.doc,
-            )
+            await _put_sandbox(db, row)
 
     async def sandbox(self, sandbox_id: str) -> SandboxRow | None:
         async with self._transaction() as db:
@@ -298,6 +327,25 @@ class SqlRecords:
     async def drop_sandbox(self, sandbox_id: str) -> None:
         async with self._transaction() as db:
             await db.execute(delete(t.sandboxes).where(t.sandboxes.c.id == sandbox_id))
+
+
+async def _put_sandbox(db: AsyncConnection, row: SandboxRow) -> None:
+    await _replace(
+        db,
+        t.sandboxes,
+        id=row.id,
+        state=row.state,
+        template_id=row.template_id,
+        build_id=row.build_id,
+        image_id=row.image_id,
+        snapshot_id=row.snapshot_id,
+        disk_id=row.disk_id,
+        slot=row.slot,
+        started_at=_text(row.started_at),
+        end_at=_text(row.end_at),
+        metadata=row.metadata,
+        doc=row.doc,
+    )
 
 
 async def _replace(db: AsyncConnection, table: Table, **values: Any) -> None:
@@ -320,6 +368,8 @@ def _sandbox(r: Row[Any]) -> SandboxRow:
         r.template_id,
         r.build_id,
         r.image_id,
+        r.snapshot_id,
+        r.disk_id,
         r.slot,
         _time(r.started_at),
         _time(r.end_at),

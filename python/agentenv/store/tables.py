@@ -84,10 +84,21 @@ builds = Table(
         index=True,
     ),
     Column("image_id", String, ForeignKey("images.id"), index=True),
+    Column("snapshot_id", String, ForeignKey("snapshots.id"), index=True),
+    Column("status", String, nullable=False),
     Column("created", String, nullable=False),
     Column("doc", JSON, nullable=False),
-    Column("snapshot_id", String, index=True),
-    Column("status", String, nullable=False, index=True),
+)
+
+snapshots = Table(
+    "snapshots",
+    metadata,
+    Column("id", String, primary_key=True),
+    Column("parent", String),
+    Column("sandbox_id", String, nullable=False, index=True),
+    Column("image_id", String, ForeignKey("images.id"), nullable=False, index=True),
+    Column("created", String, nullable=False),
+    Column("doc", JSON, nullable=False),
 )
 
 # What was kept after which step of a build, by the step's key.
@@ -95,8 +106,8 @@ kept_steps = Table(
     "kept_steps",
     metadata,
     Column("key", String, primary_key=True),
-    Column("snapshot_id", String, nullable=False, index=True),
-    Column("used", String, nullable=False, index=True),
+    Column("snapshot_id", String, ForeignKey("snapshots.id"), nullable=False, index=True),
+    Column("used", Integer, nullable=False, index=True),
 )
 
 sandboxes = Table(
@@ -107,6 +118,8 @@ sandboxes = Table(
     Column("template_id", String, nullable=False),
     Column("build_id", String, nullable=False),
     Column("image_id", String, nullable=False, index=True),
+    Column("snapshot_id", String, index=True),
+    Column("disk_id", String, index=True),
     Column("slot", Integer),
     Column("started_at", String, nullable=False, index=True),
     Column("end_at", String, nullable=False),

@@ -6,26 +6,21 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from pydantic import TypeAdapter
-
 from agentenv.errors import NotFound, UserError
 from agentenv.image.credentials import Credentials
 from agentenv.layer.catalog import ImageCatalog
-from agentenv.model import ImageConfig, Resources
-from agentenv.sandbox.record import Guest
+from agentenv.model import Guest, ImageConfig, Resources
 from agentenv.store.records import BuildRow, Records
 from agentenv.template.build import Foundation, Founded
 from agentenv.template.fold import State, state_of_guest, state_of_image
 from agentenv.template.journal import Journal
-from agentenv.template.named import find_build
+from agentenv.template.named import find_build, guest_of_build, resources_of_build
 from agentenv.template.recipe import Base, Origin, Recipe
 
 Login = Credentials
 # E2B's own base image is what `base` is here.
 E2B_BASE = ("e2bdev/base", "e2bdev/base:latest")
 BASE_TEMPLATE = "base"
-_GUEST = TypeAdapter(Guest)
-_RESOURCES = TypeAdapter(Resources)
 
 
 class Bases:
@@ -41,13 +36,20 @@ class Bases:
         self._records, self._catalog, self._sizes = records, catalog, sizes
 
     async def resources(self, plan: Recipe, asked: Mapping[str, int]) -> Resources:
-        """A template made from another has its size where none is asked for. Raises UserError."""
+        """A template made from another has its size where none is asked for, and its disk's.
+
+        Raises UserError.
+        """
         base = plan.final.base
         found = None
         if base.kind in (Origin.TEMPLATE, Origin.NAME):
             found = await find_build(self._records, base.name)
-        inherited: Mapping[str, int] = found[1].doc.get("resources", {}) if found else {}
-        return await self._sizes({**inherited, **asked})
+        inherited = resources_of_build(found[1]) if found else None
+        if inherited is None:
+            return await self._sizes(asked)
+        sizes = {**asdict(inherited), **asked}
+        sizes.pop("free_mib", None)
+        return await self._sizes({**sizes, "disk_mib": inherited.disk_mib})
 
     def finder(self, login: Login | None, journal: Journal) -> Founded:
         async def found(base: Base, provision: bool) -> Foundation:
@@ -71,7 +73,7 @@ class Bases:
 
     async def _of_build(self, row: BuildRow, provision: bool) -> Foundation:
         if row.snapshot_id is not None:
-            guest = _GUEST.validate_python(row.doc.get("guest", {}))
+            guest = guest_of_build(row) or Guest()
             config: dict[str, Any] = row.doc.get("config", {})
             return Foundation(None, row.snapshot_id, state_of_guest(guest), row.id, config)
         if row.image_id is None:
@@ -83,9 +85,3 @@ class Bases:
     def _of_image(image_id: str, config: ImageConfig, provision: bool) -> Foundation:
         state: State = state_of_image(config, provision=provision)
         return Foundation(image_id, None, state, image_id, asdict(config))
-
-
-def resources_of(row: BuildRow) -> Resources | None:
-    """What a template was built with."""
-    found = row.doc.get("resources")
-    return _RESOURCES.validate_python(found) if found else None

@@ -116,8 +116,9 @@ class Bench:
         """Remember how the guest is now under ``key``."""
         await self.site()
         assert self._sandbox_id is not None
-        self.snapshot_id = await self._tools.workshop.capture(self._sandbox_id)
-        await self._tools.records.keep_step(key, self.snapshot_id)
+        async with self._tools.workshop.capture(self._sandbox_id) as snapshot_id:
+            await self._tools.records.steps.keep(key, snapshot_id)
+            self.snapshot_id = snapshot_id
 
     async def close(self) -> None:
         await self._held.aclose()
@@ -221,11 +222,11 @@ class Build:
         forced = [at for at, step in enumerate(stage.steps) if step.force]
         newest = min(forced, default=len(stage.steps))
         for done in range(newest, -1, -1):
-            kept = await self._tools.records.kept_step(keys[done])
+            kept = await self._tools.records.steps.find(keys[done])
             if kept is None:
                 continue
             if not await self._tools.workshop.usable(kept):
-                await self._tools.records.drop_kept_steps(kept)
+                await self._tools.records.steps.drop(kept)
                 continue
             bench.snapshot_id = kept
             for at in range(done):
@@ -268,7 +269,7 @@ class Build:
         key = recipe.final_key(key, start, ready)
         with _step(FINALIZE):
             forced = self._recipe.force or any(step.force for step in stage.steps)
-            kept = None if forced else await self._tools.records.kept_step(key)
+            kept = None if forced else await self._tools.records.steps.find(key)
             if kept and await self._tools.workshop.usable(kept):
                 bench.snapshot_id = kept
                 self._say("info", f"CACHED start {start}", FINALIZE)

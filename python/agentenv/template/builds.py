@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from agentenv.concurrency import KeyedLocks, Tasks
-from agentenv.errors import AgentEnvError, Conflict, InfraError, NotFound, UserError
+from agentenv.errors import AgentEnvError, Conflict, NotFound, UserError
 from agentenv.model import Resources, new_id
 from agentenv.sandbox.logs import Level
 from agentenv.store.records import BuildRow, Records, TemplateRow
@@ -23,8 +22,6 @@ from agentenv.template.ground import Sites, Workshop
 from agentenv.template.journal import Journal, LogEntry
 from agentenv.template.recipe import Recipe
 from agentenv.template.uploads import Uploads
-
-log = logging.getLogger(__name__)
 
 AT_ONCE = 2  # guests that build; more only make all of them late
 DEADLINE = 3600.0  # seconds of one build
@@ -164,8 +161,7 @@ class Builds:
         await self._records.drop_template(template.id)
         for row in rows:
             await asyncio.to_thread(self._log(row.id).unlink, True)
-            if row.snapshot_id:
-                await self._release(row.snapshot_id)
+        self._workshop.tidy()
 
     # One build
 
@@ -233,22 +229,8 @@ class Builds:
             if is_over and row.id not in meant:
                 await self._records.drop_build(row.id)
                 await asyncio.to_thread(self._log(row.id).unlink, True)
-                if row.snapshot_id:
-                    await self._release(row.snapshot_id)
-        for snapshot_id in (await self._records.kept_steps())[KEPT_STEPS:]:
-            await self._records.drop_kept_steps(snapshot_id)
-            await self._release(snapshot_id)
-
-    async def _release(self, snapshot_id: str) -> None:
-        """A help, no condition: what cannot be removed now is removed with the next build."""
-        if snapshot_id in await self._records.kept_steps():
-            return
-        if any(row.snapshot_id == snapshot_id for row in await self._records.builds()):
-            return
-        try:
-            await self._workshop.forget(snapshot_id)
-        except InfraError as error:
-            log.warning("snapshot %s is not removed now: %s", snapshot_id, error.message)
+        await self._records.steps.trim(KEPT_STEPS)
+        self._workshop.tidy()
 
     def _log(self, build_id: str) -> Path:
         return self._folder / f"{build_id}.log"

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from agentenv.errors import UserError
-from agentenv.model import ImageConfig
-from agentenv.sandbox.record import Guest
+from agentenv.model import Guest, ImageConfig
 from agentenv.template.recipe import Kind, Step
 from agentenv.template.words import expand, expand_text
 

@@ -7,8 +7,8 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-from agentenv.model import Resources
-from agentenv.sandbox.record import Guest, SandboxInfo
+from agentenv.model import Guest, Resources
+from agentenv.sandbox.record import SandboxInfo
 
 
 class Workshop(Protocol):
@@ -23,8 +23,9 @@ class Workshop(Protocol):
         """
         ...
 
-    async def capture(self, sandbox_id: str) -> str:
-        """A snapshot's id; the sandbox goes on."""
+    def capture(self, sandbox_id: str) -> AbstractAsyncContextManager[str]:
+        """A snapshot, by its id; the sandbox goes on. It stays if somebody needs it when the block
+        ends: a build, or a kept step."""
         ...
 
     async def end(self, sandbox_id: str) -> None:
@@ -35,8 +36,8 @@ class Workshop(Protocol):
         """Whether it is there and this node can restore it."""
         ...
 
-    async def forget(self, snapshot_id: str) -> None:
-        """No template and no build needs it any more; what else does keeps it."""
+    def tidy(self) -> None:
+        """Have snapshots that nobody needs any more removed, soon."""
         ...
 
     async def sweep(self) -> None:

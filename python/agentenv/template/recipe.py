@@ -19,8 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentenv.errors import UserError
-from agentenv.model import Resources
-from agentenv.sandbox.record import Guest
+from agentenv.model import Guest, Resources
 
 VERSION = 1  # of what steps mean: another one shares nothing with snapshots of this one
 # Given without being declared, and no reason to do a step again (Docker's rule).

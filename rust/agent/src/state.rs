@@ -3,7 +3,6 @@
 use std::fs::File;
 use std::io::{self, Seek, Write};
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 
@@ -15,13 +14,23 @@ use crate::{control, http, process, sys};
 /// E2B's in-guest API lives here.
 pub const PORT: u16 = 49983;
 
+/// What init keeps for us across our death.
+pub struct Kept {
+    /// What we were told, as one JSON document in a file in memory.
+    pub memory: File,
+    /// The root folder of the writable disk, which no path leads to any more.
+    pub disk: File,
+}
+
 pub struct Agent {
     pub processes: process::Table,
+    pub freezer: process::Freezer,
+    pub connections: http::connections::Connections,
     pub watchers: http::watchers::Table,
     numbers: AtomicUsize,
     init: RwLock<Option<Arc<Init>>>,
-    /// Init's memory of what we were told; none when we run as an ordinary program.
-    memory: Option<Mutex<File>>,
+    /// None when we run as an ordinary program.
+    kept: Option<Mutex<Kept>>,
 }
 
 impl Agent {
@@ -36,19 +45,36 @@ impl Agent {
 
     /// Whether this is a sandbox's guest, whose clock, names and network are ours to set.
     pub fn is_guest(&self) -> bool {
-        self.memory.is_some()
+        self.kept.is_some()
     }
 
     /// Take a new generation, durable across our own death.
     pub fn remember(&self, init: Init) -> io::Result<()> {
-        if let Some(memory) = &self.memory {
-            let mut memory = memory.lock().expect("no holder panics");
+        if let Some(kept) = &self.kept {
+            let memory = &mut kept.lock().expect("no holder panics").memory;
             memory.set_len(0)?;
             memory.rewind()?;
             memory.write_all(&serde_json::to_vec(&init)?)?;
         }
         *self.init.write().expect("no holder panics") = Some(Arc::new(init));
         Ok(())
+    }
+
+    /// Do `work` with the writable disk. Unsupported: this is no guest.
+    pub fn with_disk(&self, work: impl FnOnce(&File) -> io::Result<()>) -> io::Result<()> {
+        let kept = self.kept.as_ref().ok_or(io::ErrorKind::Unsupported)?;
+        work(&kept.lock().expect("no holder panics").disk)
+    }
+
+    /// Nothing that an earlier agent had stopped may stay so: who asked for it got no answer.
+    fn go_on(&self) {
+        process::prepare();
+        if let Err(error) = self.with_disk(control::thaw) {
+            println!("agentenv-agent: the disk cannot be thawed: {error}");
+        }
+        if let Err(error) = self.freezer.release() {
+            println!("agentenv-agent: processes cannot be released: {error}");
+        }
     }
 
     /// The user of requests that name none.
@@ -78,23 +104,25 @@ impl Agent {
 }
 
 /// Run the agent; returns only when its runtime cannot go on.
-pub fn serve(listen: SocketAddr, port: Option<control::Port>, memory: Option<OwnedFd>) {
+pub fn serve(listen: SocketAddr, port: Option<control::Port>, mut kept: Option<Kept>) {
     sys::block_sigio();
     sys::raise_file_limit();
-    if memory.is_some() {
-        process::prepare();
-    }
-    let mut memory = memory.map(File::from);
-    let remembered = memory.as_mut().and_then(control::recall).map(Arc::new);
+    let memory = kept.as_mut().map(|kept| &mut kept.memory);
+    let remembered = memory.and_then(control::recall).map(Arc::new);
     // Without a host to initialise us (tests) everything is open from the start.
     let init = remembered.or_else(|| port.is_none().then(Default::default));
     let agent = Arc::new(Agent {
         processes: process::Table::default(),
+        freezer: process::Freezer::default(),
+        connections: http::connections::Connections::default(),
         watchers: http::watchers::Table::default(),
         numbers: AtomicUsize::new(1),
         init: RwLock::new(init),
-        memory: memory.map(Mutex::new),
+        kept: kept.map(Mutex::new),
     });
+    if agent.is_guest() {
+        agent.go_on();
+    }
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         // One for each file on its way; slow clients must not keep others waiting.

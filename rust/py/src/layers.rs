@@ -28,6 +28,12 @@ type GivenChunk = (Vec<u8>, u32, u16, u16, String, u64);
 #[pyclass(frozen, module = "agentenv._core")]
 pub struct Layer(Table);
 
+impl Layer {
+    pub fn table(&self) -> &Table {
+        &self.0
+    }
+}
+
 #[pymethods]
 impl Layer {
     #[staticmethod]

@@ -2,6 +2,7 @@
 
 mod layers;
 mod objects;
+mod pages;
 
 use std::time::{Duration, Instant};
 
@@ -55,5 +56,11 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(layers::repack, module)?)?;
     module.add_function(wrap_pyfunction!(layers::verify_chunks, module)?)?;
     module.add_function(wrap_pyfunction!(layers::stack_id, module)?)?;
+    module.add_class::<pages::Pages>()?;
+    module.add_class::<pages::HeldPages>()?;
+    module.add_function(wrap_pyfunction!(pages::layer_runs, module)?)?;
+    module.add_function(wrap_pyfunction!(pages::run_spans, module)?)?;
+    module.add_function(wrap_pyfunction!(pages::merge_runs, module)?)?;
+    module.add_function(wrap_pyfunction!(pages::memory_map, module)?)?;
     module.add_function(wrap_pyfunction!(tsc_khz, module)?)
 }

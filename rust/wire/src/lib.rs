@@ -30,13 +30,33 @@ pub enum Op {
     Clock(Clock),
     Stats(Empty),
     Sync(Empty),
+    /// Everything written so far is on the disk, and nothing more is written until `thaw`; idempotent.
+    /// Without `suspend` before it, processes that write hang in the middle of a call.
     Freeze(Empty),
+    /// Idempotent.
     Thaw(Empty),
+    /// No process of the user runs its code from the answer on until `release` or `init`.
+    Suspend(Suspend),
+    /// Idempotent.
+    Release(Empty),
     Shutdown(Empty),
 }
 
 #[derive(Debug, Default, Deserialize)]
 pub struct Empty {}
+
+#[derive(Debug, Deserialize)]
+#[serde(default)]
+pub struct Suspend {
+    /// How long to wait for the last process.
+    pub deadline_ms: u64,
+}
+
+impl Default for Suspend {
+    fn default() -> Self {
+        Self { deadline_ms: 500 }
+    }
+}
 
 #[derive(Debug, Deserialize)]
 pub struct Clock {
@@ -46,6 +66,9 @@ pub struct Clock {
 
 /// Identity, clock, entropy and network of a generation. Kept by init, so that an agent that was
 /// killed comes back initialised.
+///
+/// To a guest that has one already, a higher generation or another sandbox's says that it was
+/// restored from a snapshot; the same one is set again; a lower one is refused (`stale_generation`).
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Init {
@@ -110,6 +133,11 @@ mod tests {
             panic!("not an init");
         };
         assert_eq!((init.generation, init.env["A"].as_str()), (3, "b"));
+        let line = r#"{"id":3,"op":"suspend","args":{}}"#;
+        let Op::Suspend(suspend) = serde_json::from_str::<Request>(line).unwrap().op else {
+            panic!("not a suspend");
+        };
+        assert_eq!(suspend.deadline_ms, 500);
         assert!(serde_json::from_str::<Request>(r#"{"id":1,"op":"fly","args":{}}"#).is_err());
     }
 

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from agentenv.errors import InfraError, faults
+from agentenv.host.files import second_name
 from agentenv.host.mount import mounted
 from agentenv.store.drafts import Drafts
 
@@ -18,10 +19,10 @@ def drafts(tmp_path):
     return Drafts(tmp_path / "drafts")
 
 
-async def test_a_draft_that_is_kept_is_moved(drafts, tmp_path):
+async def test_a_draft_outlives_its_writer_under_a_second_name(drafts, tmp_path):
     async with drafts.draft() as draft:
         draft.path.write_bytes(b"whole")
-        await draft.keep(tmp_path / "ab" / "kept")
+        second_name(draft.path, tmp_path / "ab" / "kept")
     assert (tmp_path / "ab" / "kept").read_bytes() == b"whole"
     assert not list((tmp_path / "drafts").iterdir())
 

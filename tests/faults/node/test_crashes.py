@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 from tests.leaks import HostObjects
-from tests.server import TestServer, new_home
+from tests.server import serving_copy
 
 from agentenv.host.cgroup import detect
 
@@ -19,15 +19,9 @@ from agentenv.host.cgroup import detect
 @pytest.fixture(scope="module")
 def own(scratch, server):
     """A server of this module's, on a copy of the session's images."""
-    import shutil
-
     before = HostObjects.now()
-    running = TestServer(new_home(scratch))
-    shutil.copytree(server.home, running.home, ignore=shutil.ignore_patterns("sandboxes", "*.lock"))
-    shutil.rmtree(running.home / "sandboxes", ignore_errors=True)
-    running.start()
-    yield running
-    running.close()
+    with serving_copy(scratch, server) as running:
+        yield running
     left = HostObjects.now().more_than(before)
     assert not left, left
 

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import httpx
 import pytest
+from tests.integration.agent.machine import unattended
+from tests.leaks import HostObjects
 from tests.server import built
 
 from agentenv.sdk import envelope
@@ -118,3 +120,13 @@ def introduced(tmp_path_factory):
             host.sendall(json.dumps({"id": 1, "op": "init", "args": init}).encode() + b"\n")
             assert "ok" in json.loads(host.makefile().readline())
         yield made
+
+
+@pytest.fixture(scope="package")
+def unattended_machine(scratch, server):
+    """A real guest, whose control channel nobody else holds."""
+    before = HostObjects.now()
+    with unattended(scratch, server) as machine:
+        yield machine
+    left = HostObjects.now().more_than(before)
+    assert not left, left

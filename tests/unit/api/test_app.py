@@ -9,10 +9,10 @@ import pytest
 
 from agentenv.api.app import create_app
 from agentenv.errors import GuestError, ImageError, InfraError, NotFound
-from agentenv.model import Resources, new_id
+from agentenv.model import Guest, Resources, new_id
 from agentenv.sandbox.logs import entries
 from agentenv.sandbox.metrics import Sample
-from agentenv.sandbox.record import Guest, SandboxInfo
+from agentenv.sandbox.record import SandboxInfo
 from agentenv.sandbox.state import State
 
 KEY = "e2b_" + "0" * 40

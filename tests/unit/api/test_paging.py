@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from agentenv.api.paging import page, parse_metadata, parse_states, parse_token, token
 from agentenv.errors import UserError
-from agentenv.model import Resources
-from agentenv.sandbox.record import Guest, SandboxInfo
+from agentenv.model import Guest, Resources
+from agentenv.sandbox.record import SandboxInfo
 from agentenv.sandbox.state import State
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

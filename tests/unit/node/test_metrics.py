@@ -4,10 +4,10 @@ import os
 from dataclasses import dataclass, field
 
 from agentenv.errors import GuestError
-from agentenv.model import Resources
+from agentenv.model import Guest, Resources
 from agentenv.node.metrics import MetricsStore, Sampler
 from agentenv.sandbox.metrics import Sample
-from agentenv.sandbox.record import Guest, SandboxInfo
+from agentenv.sandbox.record import SandboxInfo
 from agentenv.sandbox.sandbox import utcnow
 from agentenv.sandbox.state import State
 

@@ -7,9 +7,9 @@ import pytest
 
 from agentenv.engine.contract import Attachment, ExitCause, ExitKind
 from agentenv.errors import GuestError
-from agentenv.model import Resources
+from agentenv.model import Guest, Resources
 from agentenv.sandbox import agent
-from agentenv.sandbox.record import Guest, SandboxInfo
+from agentenv.sandbox.record import SandboxInfo
 from agentenv.sandbox.state import State
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

@@ -2,9 +2,9 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from agentenv.engine.contract import ExitCause, ExitKind
-from agentenv.model import Resources
+from agentenv.model import Guest, Resources
 from agentenv.sandbox.logs import entries, select
-from agentenv.sandbox.record import Guest, SandboxInfo
+from agentenv.sandbox.record import SandboxInfo
 from agentenv.sandbox.state import State
 
 RAN = datetime(2026, 1, 1, tzinfo=UTC)

@@ -2,8 +2,8 @@ import json
 from datetime import UTC, datetime
 
 from agentenv.engine.contract import ExitCause, ExitKind
-from agentenv.model import Resources
-from agentenv.sandbox.record import Guest, SandboxInfo, from_row, to_row
+from agentenv.model import Guest, Resources
+from agentenv.sandbox.record import SandboxInfo, from_row, to_row
 from agentenv.sandbox.state import State
 from agentenv.store.records import SandboxRow
 

@@ -6,13 +6,17 @@ them: root disk, writable disk, network, serial (control), entropy, balloon.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from agentenv.engine.contract import MachineSpec
 
 SECTOR = 512
 CONTROL_PORT = "agentenv.control"
+DISK_NODE = "disk"  # the first node that the guest writes; those put over it later begin so
+EMULATED_CPU = "max"
 NET_FD = 3  # the tap's descriptor in QEMU
 TCG_CACHE_MIB = 128  # translated code; QEMU's own default (1 GiB) is no bound on a crowded node
 
@@ -74,6 +78,16 @@ class RunFiles:
     def log(self) -> Path:
         return self.run_dir / "qemu.log"
 
+    @property
+    def memory(self) -> Path:
+        """What `agentenv-map` lays a restored guest's memory by (rust/map)."""
+        return self.run_dir / "memory"
+
+    @property
+    def devices(self) -> Path:
+        """The devices' state, on its way into or out of QEMU."""
+        return self.run_dir / "devices"
+
 
 def vmdk(segments: tuple[tuple[Path, int], ...]) -> str:
     """A descriptor that shows files (path, bytes) as one flat disk, without copying them.
@@ -104,8 +118,29 @@ def kernel_line(guest: Guest, extra: tuple[str, ...]) -> str:
     return " ".join((*words, *extra))
 
 
-def build(guest: Guest, spec: MachineSpec, files: RunFiles) -> tuple[str, ...]:
-    """The whole command line. The tap, if any, is descriptor ``NET_FD``."""
+def boot(guest: Guest, spec: MachineSpec, files: RunFiles) -> tuple[str, ...]:
+    """The command line of a machine that boots. The tap, if any, is descriptor ``NET_FD``."""
+    # Memory in shmem: holes can be punched (balloon), and nothing is written back to a disk.
+    memory = f"memory-backend-memfd,id=ram0,size={spec.memory_mib}M,share=on"
+    return (
+        *_machine(guest, spec, files, memory),
+        "-kernel", str(guest.kernel),
+        "-initrd", str(guest.initrd),
+        "-append", kernel_line(guest, spec.kernel_args),
+    )  # fmt: skip
+
+
+def restore(guest: Guest, spec: MachineSpec, files: RunFiles) -> tuple[str, ...]:
+    """As ``boot``, for a machine that waits for its devices' state; its memory is laid by
+    `agentenv-map`, preloaded."""
+    memory = (
+        f"memory-backend-file,id=ram0,size={spec.memory_mib}M,mem-path={files.memory / 'ram'},"
+        "share=off"
+    )
+    return (*_machine(guest, spec, files, memory), "-S", "-incoming", "defer")
+
+
+def _machine(guest: Guest, spec: MachineSpec, files: RunFiles, memory: str) -> tuple[str, ...]:
     accel = "kvm" if guest.accelerator == "kvm" else f"tcg,thread=multi,tb-size={TCG_CACHE_MIB}"
     argv = [
         str(guest.qemu),
@@ -115,11 +150,10 @@ def build(guest: Guest, spec: MachineSpec, files: RunFiles) -> tuple[str, ...]:
         "-M", "microvm,rtc=on,isa-serial=on,acpi=on,suppress-vmdesc=on,mem-merge=off,"
               "memory-backend=ram0",
         "-accel", accel,
-        "-cpu", "host" if guest.accelerator == "kvm" else "max",
+        "-cpu", "host" if guest.accelerator == "kvm" else EMULATED_CPU,
         "-smp", str(spec.vcpus),
         "-m", f"{spec.memory_mib}M",
-        # Memory in shmem: holes can be punched (balloon), and nothing is written back to a disk.
-        "-object", f"memory-backend-memfd,id=ram0,size={spec.memory_mib}M,share=on",
+        "-object", memory,
         "-global", "migration.send-configuration=off",
         "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
         "-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny",
@@ -135,9 +169,6 @@ def build(guest: Guest, spec: MachineSpec, files: RunFiles) -> tuple[str, ...]:
         "-object", "rng-random,id=entropy,filename=/dev/urandom",
         "-device", "virtio-rng-device,rng=entropy",
         "-device", "virtio-balloon-device,free-page-reporting=on,deflate-on-oom=on",
-        "-kernel", str(guest.kernel),
-        "-initrd", str(guest.initrd),
-        "-append", kernel_line(guest, spec.kernel_args),
     ]  # fmt: skip
     return tuple(argv)
 
@@ -155,13 +186,48 @@ def _disks(spec: MachineSpec, files: RunFiles) -> tuple[str, ...]:
         "-blockdev",
         f"driver=raw,node-name=base,read-only=on,file.driver=file,file.filename={spec.disk_base},"
         "file.locking=off,file.read-only=on",
-        "-blockdev",
-        "driver=qcow2,node-name=disk,backing=base,discard=unmap,"
-        f"file.driver=file,file.filename={spec.disk},"
-        "file.aio=threads,file.cache.direct=off,file.locking=off,file.discard=unmap",
+        *_chain(spec),
         "-device",
         "virtio-blk-device,drive=disk,serial=disk,discard=on,rerror=stop,werror=stop",
     )  # fmt: skip
+
+
+def _chain(spec: MachineSpec) -> list[str]:
+    """The writable disk over those that are written no more."""
+    words, below = list[str](), "base"
+    for number, path in enumerate(spec.disk_below):
+        node = f"below{number}"
+        words += [
+            "-blockdev",
+            f"driver=qcow2,node-name={node},backing={below},read-only=on,"
+            f"file.driver=file,file.filename={path},file.locking=off,file.read-only=on",
+        ]
+        below = node
+    return [*words, "-blockdev", json.dumps(writable(DISK_NODE, spec.disk, below))]
+
+
+def writable(node: str, path: Path, below: str | None) -> dict[str, Any]:
+    """A qcow2 that the guest writes; without ``below`` it is put over another one later.
+
+    Flushes end in the host's page cache: a sandbox does not outlive its host, only its processes,
+    and a guest's fsync would make it wait for everybody's writes.
+    """
+    flags = {"no-flush": True, "direct": False}
+    return {
+        "driver": "qcow2",
+        "node-name": node,
+        "backing": below,
+        "discard": "unmap",
+        "cache": flags,
+        "file": {
+            "driver": "file",
+            "filename": str(path),
+            "aio": "threads",
+            "cache": flags,
+            "locking": "off",
+            "discard": "unmap",
+        },
+    }
 
 
 def _network(spec: MachineSpec) -> tuple[str, ...]:

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from agentenv import _core
 from agentenv.concurrency import undo_on_failure
-from agentenv.engine.contract import Capabilities, Machine, MachineSpec
+from agentenv.engine.contract import Capabilities, Features, Machine, MachineSpec, Suspended
 from agentenv.engine.qemu import argv, initrd, probe
 from agentenv.engine.qemu.argv import Guest, RunFiles
 from agentenv.engine.qemu.machine import PROCESS_PREFIX, QemuMachine, process_name
-from agentenv.errors import InfraError
+from agentenv.errors import InfraError, faults
 from agentenv.host.cgroup import Cgroups, GroupLimits
 from agentenv.host.process import Launcher, ProcessSpec, run
 from agentenv.host.tools import GuestKernel
@@ -32,6 +32,7 @@ class Files:
     qemu: Path
     kernel: GuestKernel
     agent: Path
+    map: Path
     work: Path
 
 
@@ -45,6 +46,7 @@ class QemuEngine:
         self._open_tap = open_tap
         self._guest: Guest | None = None
         self._capabilities: Capabilities | None = None
+        self._features: Features | None = None
         self._preparing = asyncio.Lock()
 
     async def capabilities(self) -> Capabilities:
@@ -57,7 +59,13 @@ class QemuEngine:
         async with self._preparing:
             if self._guest is None:
                 self._guest, self._capabilities = await self._examine()
+                self._features = _features(self._guest, self._capabilities)
             return self._guest
+
+    async def features(self) -> Features:
+        await self.prepare()
+        assert self._features is not None
+        return self._features
 
     async def _examine(self) -> tuple[Guest, Capabilities]:
         files = self._files
@@ -76,6 +84,24 @@ class QemuEngine:
 
     async def boot(self, spec: MachineSpec) -> Machine:
         guest = await self.prepare()
+        return await self._start(spec, argv.boot(guest, spec, RunFiles(spec.run_dir)), {})
+
+    async def restore(self, spec: MachineSpec, saved: Suspended) -> Machine:
+        guest = await self.prepare()
+        files = RunFiles(spec.run_dir)
+        await asyncio.to_thread(_lay_out, spec, files, saved)
+        preload = {"LD_PRELOAD": str(self._files.map), "AGENTENV_MEMORY": str(files.memory)}
+        machine = await self._start(spec, argv.restore(guest, spec, files), preload)
+        try:
+            await machine.load()
+        except BaseException:
+            await asyncio.shield(machine.kill())
+            raise
+        return machine
+
+    async def _start(
+        self, spec: MachineSpec, words: tuple[str, ...], env: dict[str, str]
+    ) -> QemuMachine:
         files = RunFiles(spec.run_dir)
         async with undo_on_failure() as undo:
             await asyncio.to_thread(_write_descriptor, spec, files)
@@ -85,9 +111,9 @@ class QemuEngine:
             try:
                 process = ProcessSpec(
                     name=process_name(spec.sandbox_id),
-                    argv=argv.build(guest, spec, files),
+                    argv=words,
                     log=files.log,
-                    env={"PATH": "/usr/bin:/bin"},
+                    env={"PATH": "/usr/bin:/bin", **env},
                     cwd=str(spec.run_dir),
                     uid=spec.uid,
                     gid=spec.gid,
@@ -138,6 +164,36 @@ def _write_descriptor(spec: MachineSpec, files: RunFiles) -> None:
         sized = tuple((path, path.stat().st_size) for path in spec.root.segments)
         files.root.write_text(argv.vmdk(sized))
         files.root.chmod(0o444)
+
+
+def _lay_out(spec: MachineSpec, files: RunFiles, saved: Suspended) -> None:
+    """What a restored machine finds in its run folder."""
+    with faults("the saved machine could not be laid out"):
+        files.memory.mkdir(mode=0o700)
+        ram = files.memory / "ram"
+        ram.touch()
+        os.truncate(ram, spec.memory_mib << 20)
+        (files.memory / "map").write_bytes(saved.memory_map)
+        files.devices.write_bytes(saved.state)
+        for path in (files.memory, ram, files.memory / "map", files.devices):
+            os.chown(path, spec.uid, spec.gid)
+
+
+def _features(guest: Guest, capabilities: Capabilities) -> Features:
+    return Features(
+        engine=capabilities.engine,
+        version=capabilities.version,
+        accelerator=guest.accelerator,
+        cpu=_cpu_model() if guest.accelerator == "kvm" else argv.EMULATED_CPU,
+        kernel=guest.kernel.name,
+        tsc_khz=guest.tsc_khz,
+    )
+
+
+def _cpu_model() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    found = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(found, "")
 
 
 async def version_of(qemu: Path) -> str:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from agentenv.concurrency import Tasks
-from agentenv.engine.contract import ControlChannel, ExitCause, MachineSpec
-from agentenv.engine.qemu import qmp
+from agentenv.engine.contract import ControlChannel, ExitCause, MachineSpec, Saved, SavePlan
+from agentenv.engine.qemu import qmp, suspend
 from agentenv.engine.qemu.argv import RunFiles
 from agentenv.engine.qemu.cause import decide
 from agentenv.engine.qemu.control import SerialControl
@@ -69,11 +69,7 @@ class QemuMachine:
                     return self._control
                 except InfraError:
                     if self._end.done():
-                        raise InfraError(
-                            "QEMU ended at its start",
-                            why=self._end.result().reason,
-                            code="engine_failed",
-                        ) from None
+                        raise self._failed_start() from None
                     await asyncio.sleep(0.002)
 
     async def stop(self, grace: float) -> ExitCause:
@@ -102,6 +98,36 @@ class QemuMachine:
             if stopped:
                 await monitor.execute("cont")
             return stopped
+
+    async def save(self, plan: SavePlan) -> Saved:
+        return await suspend.save(self._files, self.pid, plan)
+
+    async def go_on(self) -> None:
+        async with qmp.connected(self._files.qmp) as monitor:
+            await monitor.execute("cont")
+
+    async def load(self) -> None:
+        """Take the saved state that lies in the run folder, and run. Raises InfraError."""
+        await self.answering()
+        try:
+            await suspend.load(self._files)
+        except InfraError:
+            if self._end.done():
+                raise self._failed_start() from None
+            raise
+
+    async def answering(self) -> None:
+        """Wait until its monitor is there. Raises InfraError if QEMU ends before."""
+        async with asyncio.timeout(SOCKET_DEADLINE):
+            while not self._files.qmp.exists():
+                if self._end.done():
+                    raise self._failed_start()
+                await asyncio.sleep(0.001)
+
+    def _failed_start(self) -> InfraError:
+        return InfraError(
+            "QEMU ended at its start", why=self._end.result().reason, code="engine_failed"
+        )
 
     def console_tail(self, lines: int = 40) -> tuple[str, ...]:
         return tail(self._files.console, lines)

@@ -15,15 +15,15 @@ DEADLINE = 10.0  # seconds for a command; QEMU answers between two slices of the
 
 
 @asynccontextmanager
-async def connected(socket: Path) -> AsyncGenerator[QMPClient]:
-    """The monitor at ``socket``, which serves one client at a time.
+async def connected(socket: Path, deadline: float = DEADLINE) -> AsyncGenerator[QMPClient]:
+    """The monitor at ``socket``, which serves one client at a time, for ``deadline`` seconds.
 
     Raises InfraError (``engine_unresponsive``) if it does not answer or refuses.
     """
     client = QMPClient("agentenv")
     client.logger.disabled = True  # what goes wrong is raised
     try:
-        async with asyncio.timeout(DEADLINE):
+        async with asyncio.timeout(deadline):
             await client.connect(str(socket))
             try:
                 yield client

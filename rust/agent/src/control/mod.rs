@@ -1,8 +1,11 @@
 //! The host's control face: JSON lines on the virtio-serial port (or, for tests, a unix socket).
 
+mod disk;
+mod generation;
 mod identity;
 mod network;
 mod operations;
+mod sockets;
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -10,9 +13,11 @@ use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use agentenv_wire::{Fault, Outcome, Reply, Request, MAX_LINE};
 
+pub use disk::thaw;
 pub use operations::stats;
 
 use crate::state::Agent;
@@ -121,7 +126,20 @@ fn answer(line: &[u8], agent: &Arc<Agent>) -> Reply {
     }
 }
 
-/// What init keeps for us across our death, as one JSON document in a memory file.
+fn fault(code: &'static str) -> impl Fn(io::Error) -> Fault {
+    move |error| Fault {
+        code,
+        message: error.to_string(),
+    }
+}
+
+fn now_ns() -> i64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |time| time.as_nanos() as i64)
+}
+
+/// What we were told before our death.
 pub fn recall(memory: &mut File) -> Option<agentenv_wire::Init> {
     use std::io::Seek;
     memory.rewind().ok()?;

@@ -11,7 +11,11 @@ use crate::sys;
 
 const DEVICE: &str = "eth0";
 
-pub fn configure(wanted: &Network) -> io::Result<()> {
+const SIOCDARP: libc::c_ulong = 0x8953;
+
+/// Also right for a device that is configured already: nothing that is as wanted is touched, so
+/// listeners and connections stay. `before` is what an earlier generation was given.
+pub fn configure(wanted: &Network, before: Option<&Network>) -> io::Result<()> {
     let (address, prefix) = parse_cidr(&wanted.address)?;
     // Any IPv4 socket is a handle on the stack; it needs no bound address to take ioctls.
     let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
@@ -25,7 +29,38 @@ pub fn configure(wanted: &Network) -> io::Result<()> {
         sys::ioctl(fd, libc::SIOCSIFMTU, &mut request)?;
     }
     set_up(fd, DEVICE)?;
-    default_route(fd, wanted.gateway.parse().map_err(io::Error::other)?)
+    let gateway = parse_address(&wanted.gateway)?;
+    if let Some(before) = before {
+        let former = parse_address(&before.gateway)?;
+        if former != gateway {
+            // Gone already if the address took it along.
+            let _ = sys::ioctl(fd, libc::SIOCDELRT, &mut default_route(former));
+        }
+        forget_neighbour(fd, gateway)?;
+    }
+    match sys::ioctl(fd, libc::SIOCADDRT, &mut default_route(gateway)) {
+        Err(error) if error.raw_os_error() == Some(libc::EEXIST) => Ok(()),
+        result => result,
+    }
+}
+
+fn parse_address(text: &str) -> io::Result<Ipv4Addr> {
+    text.parse().map_err(io::Error::other)
+}
+
+/// Another machine's gateway may have another hardware address: ask again instead of sending to the
+/// old one until the kernel doubts it.
+fn forget_neighbour(fd: RawFd, address: Ipv4Addr) -> io::Result<()> {
+    // SAFETY: arpreq is plain data, for which all zeroes are valid.
+    let mut request: libc::arpreq = unsafe { std::mem::zeroed() };
+    request.arp_pa = socket_address(address);
+    for (slot, byte) in request.arp_dev.iter_mut().zip(DEVICE.bytes()) {
+        *slot = byte as libc::c_char;
+    }
+    match sys::ioctl(fd, SIOCDARP, &mut request) {
+        Err(error) if error.raw_os_error() == Some(libc::ENXIO) => Ok(()), // it is not known
+        result => result,
+    }
 }
 
 fn parse_cidr(text: &str) -> io::Result<(Ipv4Addr, u32)> {
@@ -34,7 +69,7 @@ fn parse_cidr(text: &str) -> io::Result<(Ipv4Addr, u32)> {
     if prefix > 32 {
         return Err(io::Error::other(format!("{text}: the prefix is above 32")));
     }
-    Ok((address.parse().map_err(io::Error::other)?, prefix))
+    Ok((parse_address(address)?, prefix))
 }
 
 fn netmask(prefix: u32) -> Ipv4Addr {
@@ -76,17 +111,14 @@ fn set_up(fd: RawFd, device: &str) -> io::Result<()> {
     sys::ioctl(fd, libc::SIOCSIFFLAGS, &mut request)
 }
 
-fn default_route(fd: RawFd, gateway: Ipv4Addr) -> io::Result<()> {
+fn default_route(gateway: Ipv4Addr) -> libc::rtentry {
     // SAFETY: rtentry is plain data and pointers, for which all zeroes are valid.
     let mut route: libc::rtentry = unsafe { std::mem::zeroed() };
     route.rt_dst = socket_address(Ipv4Addr::UNSPECIFIED);
     route.rt_genmask = socket_address(Ipv4Addr::UNSPECIFIED);
     route.rt_gateway = socket_address(gateway);
     route.rt_flags = libc::RTF_UP | libc::RTF_GATEWAY;
-    match sys::ioctl(fd, libc::SIOCADDRT, &mut route) {
-        Err(error) if error.raw_os_error() == Some(libc::EEXIST) => Ok(()),
-        result => result,
-    }
+    route
 }
 
 #[cfg(test)]

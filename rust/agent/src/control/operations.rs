@@ -2,34 +2,25 @@
 
 use std::collections::HashMap;
 use std::fs;
-use std::os::fd::AsRawFd;
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
-use agentenv_wire::{Fault, Init, Op, PROTOCOL};
+use agentenv_wire::{Fault, Op, PROTOCOL};
 use serde_json::{json, Value};
 
-use super::{identity, network};
+use super::{disk, fault, generation, now_ns};
 use crate::state::Agent;
 use crate::sys;
 
 /// Between SIGTERM and SIGKILL at shutdown.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(2);
-const FIFREEZE: libc::c_ulong = 0xC004_5877;
-const FITHAW: libc::c_ulong = 0xC004_5878;
-
-fn fault(code: &'static str) -> impl Fn(std::io::Error) -> Fault {
-    move |error| Fault {
-        code,
-        message: error.to_string(),
-    }
-}
 
 pub fn perform(op: Op, agent: &Arc<Agent>) -> Result<Value, Fault> {
     match op {
         Op::Hello(_) => Ok(hello(agent)),
-        Op::Init(init) => initialise(*init, agent),
+        Op::Init(init) => generation::initialise(*init, agent),
         Op::Ping(_) => Ok(json!({})),
         Op::Clock(clock) => {
             sys::set_clock(clock.time_ns).map_err(fault("clock"))?;
@@ -40,13 +31,27 @@ pub fn perform(op: Op, agent: &Arc<Agent>) -> Result<Value, Fault> {
             sys::sync();
             Ok(json!({}))
         }
-        Op::Freeze(_) => freeze(FIFREEZE),
-        Op::Thaw(_) => freeze(FITHAW),
+        Op::Freeze(_) => done(agent.with_disk(disk::freeze), "freeze"),
+        Op::Thaw(_) => done(agent.with_disk(disk::thaw), "thaw"),
+        Op::Suspend(args) => suspend(agent, Duration::from_millis(args.deadline_ms)),
+        Op::Release(_) => {
+            let processes = agent.freezer.release().map_err(fault("release"))?;
+            Ok(json!({"processes": processes}))
+        }
         Op::Shutdown(_) => {
             std::thread::spawn(shut_down);
             Ok(json!({}))
         }
     }
+}
+
+fn done(result: io::Result<()>, code: &'static str) -> Result<Value, Fault> {
+    result.map(|()| json!({})).map_err(fault(code))
+}
+
+fn suspend(agent: &Agent, patience: Duration) -> Result<Value, Fault> {
+    let done = agent.freezer.suspend(patience).map_err(fault("suspend"))?;
+    Ok(json!({"frozen": done.all, "processes": done.processes}))
 }
 
 fn hello(agent: &Agent) -> Value {
@@ -58,42 +63,8 @@ fn hello(agent: &Agent) -> Value {
         "boot_id": boot_id.trim(),
         "initialised": init.is_some(),
         "generation": init.map_or(0, |init| init.generation),
+        "suspended": agent.freezer.is_suspended(),
     })
-}
-
-/// Identity first, then the token becomes valid: nobody is served by a half-made guest.
-fn initialise(init: Init, agent: &Arc<Agent>) -> Result<Value, Fault> {
-    if agent.is_guest() {
-        sys::set_clock(init.time_ns).map_err(fault("clock"))?;
-    }
-    let clock_error = now_ns() - init.time_ns;
-    let reseeded = agent.is_guest() && identity::reseed(&init.entropy).is_ok();
-    if agent.is_guest() {
-        identity::assume(&init);
-        if let Some(wanted) = &init.network {
-            network::configure(wanted).map_err(fault("network"))?;
-        }
-        for path in &init.volumes {
-            let _ = fs::create_dir_all(path);
-        }
-    }
-    agent.remember(init).map_err(fault("memory"))?;
-    let user = agent.default_user().map_err(|message| Fault {
-        code: "user",
-        message,
-    })?;
-    Ok(json!({
-        "clock_error_ns": clock_error,
-        "entropy_reseeded": reseeded,
-        "default_user": user.name,
-        "home": user.home,
-    }))
-}
-
-fn now_ns() -> i64 {
-    SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .map_or(0, |time| time.as_nanos() as i64)
 }
 
 /// Figures of the whole guest: times in seconds, sizes in bytes.
@@ -138,13 +109,6 @@ fn cpu_times() -> (f64, f64) {
     let total: f64 = ticks.iter().sum();
     let idle: f64 = ticks.iter().skip(3).take(2).sum();
     ((total - idle) / 100.0, total / 100.0)
-}
-
-/// Freeze or thaw the root, which reaches the writable disk below the overlay.
-fn freeze(request: libc::c_ulong) -> Result<Value, Fault> {
-    let root = fs::File::open("/").map_err(fault("freeze"))?;
-    sys::ioctl(root.as_raw_fd(), request, &mut 0_i32).map_err(fault("freeze"))?;
-    Ok(json!({}))
 }
 
 /// End everything but init and us, then the machine.

@@ -4,6 +4,7 @@ mod archive;
 mod auth;
 mod compose;
 pub mod connect;
+pub mod connections;
 mod download;
 mod filesystem;
 mod input;
@@ -54,12 +55,15 @@ pub async fn serve(listen: SocketAddr, agent: Arc<Agent>) -> io::Result<()> {
         let _ = connection.set_nodelay(true);
         let agent = Arc::clone(&agent);
         tokio::spawn(async move {
-            let service = service_fn(move |request| answer(Arc::clone(&agent), request));
-            let _ = hyper::server::conn::http1::Builder::new()
-                .half_close(true)
-                .serve_connection(TokioIo::new(connection), service)
-                .with_upgrades()
-                .await;
+            let carried = async {
+                let service = service_fn(|request| answer(Arc::clone(&agent), request));
+                let _ = hyper::server::conn::http1::Builder::new()
+                    .half_close(true)
+                    .serve_connection(TokioIo::new(connection), service)
+                    .with_upgrades()
+                    .await;
+            };
+            agent.connections.carry(carried).await;
         });
     }
 }
@@ -84,7 +88,7 @@ async fn answer(agent: Arc<Agent>, request: Request<Incoming>) -> Result<Answer,
         (&Method::POST, "/files/compose") => compose::post(&agent, request).await,
         (&Method::GET, "/archive") => archive::get(&agent, &request).await,
         (&Method::POST, "/archive") => archive::post(&agent, request).await,
-        (&Method::GET, "/tcp") => tunnel::open(request).await,
+        (&Method::GET, "/tcp") => tunnel::open(agent, request).await,
         (&Method::GET, "/metrics") => json_answer(StatusCode::OK, &metrics().await),
         (&Method::GET, "/envs") => {
             let env = agent

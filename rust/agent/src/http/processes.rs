@@ -213,7 +213,9 @@ async fn begin(
             stdin: message.stdin.unwrap_or(true),
         },
     };
-    process::start(agent, config, message.tag, &user, streams).map_err(|error| match error {
+    let start = || process::start(agent, config, message.tag, &user, streams);
+    let started = agent.freezer.awake(start).await;
+    started.map_err(|error| match error {
         StartError::Invalid(message) => Fault::new(Code::InvalidArgument, message),
         StartError::Failed(message) => Fault::new(Code::Internal, message),
     })

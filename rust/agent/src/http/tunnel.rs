@@ -1,6 +1,8 @@
 //! `GET /tcp?port=N`, upgraded to `tcp`: bytes to and from a port of the sandbox's loopback. Ours,
 //! not E2B's: for what does not speak HTTP, or listens on loopback only.
 
+use std::sync::Arc;
+
 use hyper::body::Incoming;
 use hyper::header::{HeaderValue, CONNECTION, UPGRADE};
 use hyper::{Request, StatusCode};
@@ -9,10 +11,11 @@ use tokio::io::copy_bidirectional;
 use tokio::net::TcpStream;
 
 use super::{empty, error, query, Answer};
+use crate::state::Agent;
 
 const PROTOCOL: &str = "tcp";
 
-pub async fn open(mut request: Request<Incoming>) -> Answer {
+pub async fn open(agent: Arc<Agent>, mut request: Request<Incoming>) -> Answer {
     let asked = request.headers().get(UPGRADE);
     if asked.is_none_or(|value| !value.as_bytes().eq_ignore_ascii_case(PROTOCOL.as_bytes())) {
         let message = "ask for it with `Connection: upgrade` and `Upgrade: tcp`";
@@ -31,10 +34,13 @@ pub async fn open(mut request: Request<Incoming>) -> Answer {
     };
     let upgraded = hyper::upgrade::on(&mut request);
     tokio::spawn(async move {
-        if let Ok(near) = upgraded.await {
-            // Either side may end or fail at any time: that is how a tunnel ends.
-            let _ = copy_bidirectional(&mut TokioIo::new(near), &mut far).await;
-        }
+        let carried = async {
+            if let Ok(near) = upgraded.await {
+                // Either side may end or fail at any time: that is how a tunnel ends.
+                let _ = copy_bidirectional(&mut TokioIo::new(near), &mut far).await;
+            }
+        };
+        agent.connections.carry(carried).await;
     });
     let mut answer = empty(StatusCode::SWITCHING_PROTOCOLS);
     let headers = answer.headers_mut();

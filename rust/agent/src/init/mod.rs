@@ -3,6 +3,8 @@
 mod modules;
 mod mounts;
 
+use std::fs::File;
+use std::io;
 use std::time::{Duration, Instant};
 
 use crate::{control, state, sys};
@@ -14,31 +16,33 @@ const MAX_QUICK_DEATHS: u32 = 5;
 
 /// Never returns: a fatal error is said on the console and ends the machine.
 pub fn run() -> ! {
-    if let Err(message) = bring_up() {
-        give_up(&message);
+    match bring_up() {
+        Ok(disk) => keep_agent(disk),
+        Err(message) => give_up(&message),
     }
-    keep_agent()
 }
 
-fn bring_up() -> Result<(), String> {
+/// The writable disk of a machine that is ready.
+fn bring_up() -> Result<File, String> {
     mounts::early()?;
     modules::load_all()?;
-    mounts::root()?;
+    let disk = mounts::root()?;
     mounts::system();
-    Ok(())
+    Ok(disk)
 }
 
-/// Run the agent as a child, anew whenever it dies; what it was told survives in `memory`.
-fn keep_agent() -> ! {
+/// Run the agent as a child, anew whenever it dies.
+fn keep_agent(disk: File) -> ! {
     let memory = match sys::memfd("agentenv-init") {
-        Ok(memory) => memory,
+        Ok(memory) => memory.into(),
         Err(error) => give_up(&format!("no memory for the agent's state: {error}")),
     };
+    let kept = state::Kept { memory, disk };
     let mut quick_deaths = 0;
     loop {
         let begun = Instant::now();
         match sys::fork() {
-            Ok(None) => agent(memory.try_clone().ok()),
+            Ok(None) => agent(&kept),
             Ok(Some(pid)) => reap_until(pid),
             Err(error) => give_up(&format!("the agent cannot be started: {error}")),
         }
@@ -54,12 +58,22 @@ fn keep_agent() -> ! {
     }
 }
 
-fn agent(memory: Option<std::os::fd::OwnedFd>) -> ! {
+fn agent(kept: &state::Kept) -> ! {
     // The guest's memory killer must take a task's processes, not the way to reach them.
     let _ = std::fs::write("/proc/self/oom_score_adj", "-1000");
     let listen = std::net::SocketAddr::from(([0, 0, 0, 0], state::PORT));
-    state::serve(listen, Some(control::Port::Serial), memory);
+    match copy(kept) {
+        Ok(kept) => state::serve(listen, Some(control::Port::Serial), Some(kept)),
+        Err(error) => println!("agentenv-agent: what init keeps cannot be had: {error}"),
+    }
     std::process::exit(1)
+}
+
+fn copy(kept: &state::Kept) -> io::Result<state::Kept> {
+    Ok(state::Kept {
+        memory: kept.memory.try_clone()?,
+        disk: kept.disk.try_clone()?,
+    })
 }
 
 fn reap_until(agent: libc::pid_t) {

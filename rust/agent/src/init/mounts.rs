@@ -1,6 +1,6 @@
 //! The file systems of a sandbox: image (EROFS, read-only) under a writable disk (ext4) as one root.
 
-use std::fs;
+use std::fs::{self, File};
 use std::os::unix::fs::{symlink, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -30,8 +30,8 @@ pub fn early() -> Result<(), String> {
     mount("sysfs", "/sys", "sysfs", NODEV_NOEXEC_NOSUID, "")
 }
 
-/// Assemble the root and move into it.
-pub fn root() -> Result<(), String> {
+/// Assemble the root and move into it; the writable disk, which is out of reach then.
+pub fn root() -> Result<File, String> {
     for path in ["/image", "/disk", "/root"] {
         folder(path)?;
     }
@@ -39,6 +39,7 @@ pub fn root() -> Result<(), String> {
     mount(&image, "/image", "erofs", libc::MS_RDONLY, "")?;
     // The blank disk is all zeroes: nothing is left for the kernel to initialise by and by.
     mount(&disk, "/disk", "ext4", libc::MS_NOATIME, "noinit_itable")?;
+    let kept = File::open("/disk").map_err(|error| format!("/disk: {error}"))?;
     folder("/disk/upper")?;
     folder("/disk/work")?;
     // The root folder's own mode and owner are the image's.
@@ -63,7 +64,8 @@ pub fn root() -> Result<(), String> {
     std::env::set_current_dir("/root").map_err(|error| error.to_string())?;
     mount(".", "/", "", libc::MS_MOVE, "")?;
     sys::chroot(".").map_err(|error| format!("chroot: {error}"))?;
-    std::env::set_current_dir("/").map_err(|error| error.to_string())
+    std::env::set_current_dir("/").map_err(|error| error.to_string())?;
+    Ok(kept)
 }
 
 /// The rest of what programs expect. An image can be odd: what fails is said and left.

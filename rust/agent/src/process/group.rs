@@ -10,10 +10,10 @@ use std::path::{Path, PathBuf};
 use crate::state::Agent;
 use crate::sys;
 
-const ROOT: &str = "/sys/fs/cgroup";
-const PARENT: &str = "/sys/fs/cgroup/agentenv";
+pub(super) const ROOT: &str = "/sys/fs/cgroup";
+pub(super) const PARENT: &str = "/sys/fs/cgroup/agentenv";
 /// A tree that forks while it is killed is walked again, but not for ever.
-const ROUNDS: usize = 16;
+pub(super) const ROUNDS: usize = 16;
 
 pub struct Group(Option<PathBuf>);
 
@@ -113,7 +113,7 @@ fn tell(
 }
 
 /// The processes of a cgroup and of those below it.
-fn members_of(folder: &Path) -> Vec<libc::pid_t> {
+pub(super) fn members_of(folder: &Path) -> Vec<libc::pid_t> {
     let text = fs::read_to_string(folder.join("cgroup.procs")).unwrap_or_default();
     let mut found: Vec<_> = text.lines().filter_map(|line| line.parse().ok()).collect();
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {

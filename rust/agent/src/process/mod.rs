@@ -1,5 +1,6 @@
 //! Processes that users start: their table, their subscribers, their end.
 
+mod freezer;
 mod group;
 mod output;
 mod spawn;
@@ -14,6 +15,7 @@ use bytes::Bytes;
 use tokio::net::unix::pipe;
 use tokio::sync::{mpsc, watch, Mutex as AsyncMutex};
 
+pub use freezer::Freezer;
 pub use group::prepare;
 pub use spawn::{start, StartError, Streams};
 pub use terminal::{Size, Terminal};

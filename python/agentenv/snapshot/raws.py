@@ -1,0 +1,122 @@
+"""Files of layers that are not stored yet: what machines left when they were saved.
+
+    RAW.memory   pages at their own places, sparse     RAW.runs   which of them count
+    RAW.qcow2    a disk that is written no more
+
+They lie in one folder that engines pass but cannot list; their names cannot be guessed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import defaultdict
+from collections.abc import Generator, Set
+from contextlib import contextmanager
+from pathlib import Path
+
+from agentenv import _core
+from agentenv.errors import faults
+from agentenv.model import new_id
+
+FOLDER_MODE = 0o711
+FILE_MODE = 0o444
+COPY_AT_ONCE = 8 << 20
+
+
+class Raws:
+    """Those of a node, in ``folder``."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._making: set[str] = set()
+        self._users: dict[str, set[str]] = defaultdict(set)
+
+    def prepare(self) -> None:
+        self._folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+
+    def memory(self, raw: str) -> Path:
+        return self._folder / f"{raw}.memory"
+
+    def runs(self, raw: str) -> Path:
+        return self._folder / f"{raw}.runs"
+
+    def disk(self, raw: str) -> Path:
+        return self._folder / f"{raw}.qcow2"
+
+    @contextmanager
+    def making(self, count: int) -> Generator[list[str]]:
+        """Names of files in the making: no sweep takes them before the block ends."""
+        names = [new_id() for _ in range(count)]
+        self._making.update(names)
+        try:
+            yield names
+        finally:
+            self._making.difference_update(names)
+
+    def make_memory(self, raw: str, size: int) -> Path:
+        """An empty file for a memory of ``size`` bytes."""
+        path = self.memory(raw)
+        with faults("the memory's file could not be made"):
+            path.touch(mode=FILE_MODE)
+            os.truncate(path, size)
+        return path
+
+    def put_runs(self, raw: str, runs: bytes) -> None:
+        with faults("the memory's runs could not be written"):
+            self.runs(raw).write_bytes(runs)
+
+    def take_disk(self, path: Path, raw: str) -> None:
+        """Keep a machine's disk, which it writes no more, under a second name."""
+        with faults("the sandbox's disk could not be kept"):
+            path.chmod(FILE_MODE)
+            os.link(path, self.disk(raw))
+
+    def use(self, raw: str, holder: str) -> None:
+        """``holder`` may open it by its name, or has it open, until ``release``."""
+        self._users[raw].add(holder)
+
+    def release(self, holder: str) -> None:
+        for raw, users in list(self._users.items()):
+            users.discard(holder)
+            if not users:
+                del self._users[raw]
+
+    def users(self, raw: str) -> set[str]:
+        return set(self._users.get(raw, ()))
+
+    def merge(self, sources: list[tuple[Path, bytes]], raw: str, size: int) -> bytes:
+        """One file of several laid over one another, lowest first; its runs. Blocking."""
+        runs = _core.merge_runs([each for _, each in sources], True)
+        target = self.make_memory(raw, size)
+        with faults("memory layers could not be merged"), target.open("rb+") as out:
+            for path, own in sources:
+                with path.open("rb") as file:
+                    for first, count, at in _core.run_spans(own):
+                        _copy(file.fileno(), out.fileno(), first, count, at)
+        self.put_runs(raw, runs)
+        return runs
+
+    async def sweep(self, needed: Set[str]) -> None:
+        """Remove files that no snapshot needs and nobody uses."""
+        kept = needed | self._making | set(self._users)
+
+        def remove() -> None:
+            for path in self._folder.glob("*"):
+                if path.stem not in kept:
+                    path.unlink(missing_ok=True)
+
+        await asyncio.to_thread(remove)
+
+
+def _copy(source: int, target: int, first: int, count: int, at: int | None) -> None:
+    """Pages of one file over those of another; zeroes as a hole."""
+    begin, end = first * 4096, (first + count) * 4096
+    if at is None:
+        zeroes = bytes(min(end - begin, COPY_AT_ONCE))
+        while begin < end:
+            begin += os.pwrite(target, zeroes[: end - begin], begin)
+        return
+    while begin < end:
+        data = os.pread(source, min(end - begin, COPY_AT_ONCE), begin)
+        begin += os.pwrite(target, data, begin)

@@ -1,0 +1,72 @@
+//! Connections to the in-guest API. They end with the life they were made in: a restored guest must
+//! not go on talking to whom it talked to before the snapshot.
+
+use std::future::Future;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use tokio::sync::watch;
+
+#[derive(Default)]
+pub struct Connections {
+    open: AtomicUsize,
+    /// Counts the times that all were dropped.
+    life: watch::Sender<u64>,
+}
+
+struct Open<'a>(&'a AtomicUsize);
+
+impl Drop for Open<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Connections {
+    /// Carry a connection, which belongs to this life from now on, to its end or to `drop_all`.
+    pub fn carry<'a, W>(&'a self, work: W) -> impl Future<Output = ()> + use<'a, W>
+    where
+        W: Future<Output = ()> + 'a,
+    {
+        let mut life = self.life.subscribe();
+        self.open.fetch_add(1, Ordering::Relaxed);
+        let open = Open(&self.open);
+        async move {
+            let _open = open;
+            tokio::select! {
+                biased;
+                _ = life.changed() => {}
+                () = work => {}
+            }
+        }
+    }
+
+    /// Close all; how many there were.
+    pub fn drop_all(&self) -> usize {
+        let open = self.open.load(Ordering::Relaxed);
+        self.life.send_modify(|life| *life += 1);
+        open
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn those_of_an_earlier_life_end_and_are_counted() {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .build()
+            .unwrap();
+        let connections = Connections::default();
+        runtime.block_on(async {
+            connections.carry(async {}).await;
+            let first = connections.carry(std::future::pending());
+            let second = connections.carry(std::future::pending());
+            assert_eq!(connections.drop_all(), 2);
+            tokio::join!(first, second);
+            assert_eq!(connections.drop_all(), 0);
+            let later = connections.carry(async {});
+            later.await;
+        });
+    }
+}
