@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -104,9 +104,9 @@ class Bench:
         if self._site is None:
             workshop = self._tools.workshop
             image_id = None if self.snapshot_id else self._origin.image_id
-            info = await workshop.begin(
-                image_id, self.snapshot_id, self._resources, self._origin.state.guest()
-            )
+            # Steps name their user and folder; those of the state may still have to be made.
+            guest = replace(self._origin.state.guest(), user="root", workdir="/")
+            info = await workshop.begin(image_id, self.snapshot_id, self._resources, guest)
             self._sandbox_id = info.id
             self._held.push_async_callback(workshop.end, info.id)
             self._site = await self._held.enter_async_context(self._tools.sites(info))
