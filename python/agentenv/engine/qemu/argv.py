@@ -17,7 +17,8 @@ SECTOR = 512
 CONTROL_PORT = "agentenv.control"
 DISK_NODE = "disk"  # the first node that the guest writes; those put over it later begin so
 EMULATED_CPU = "max"
-NET_FD = 3  # the tap's descriptor in QEMU
+# Descriptors in QEMU: sockets that listen already, so nobody who connects is too early; the tap.
+QMP_FD, CONTROL_FD, NET_FD = 3, 4, 5
 TCG_CACHE_MIB = 128  # translated code; QEMU's own default (1 GiB) is no bound on a crowded node
 
 # For emulated CPUs only; each saves 0.1-0.45 s of a boot of 2.2 s: mitigations protect nothing
@@ -159,11 +160,11 @@ def _machine(guest: Guest, spec: MachineSpec, files: RunFiles, memory: str) -> t
         "-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny",
         "-chardev", f"file,id=console,path={files.console},append=on",
         "-serial", "chardev:console",
-        "-chardev", f"socket,id=qmp,path={files.qmp},server=on,wait=off",
+        "-chardev", f"socket,id=qmp,fd={QMP_FD},server=on,wait=off",
         "-mon", "chardev=qmp,mode=control",
         *_disks(spec, files),
         *_network(spec),
-        "-chardev", f"socket,id=control,path={files.control},server=on,wait=off",
+        "-chardev", f"socket,id=control,fd={CONTROL_FD},server=on,wait=off",
         "-device", "virtio-serial-device,id=serial0,max_ports=4",
         "-device", f"virtserialport,bus=serial0.0,nr=1,chardev=control,name={CONTROL_PORT}",
         "-object", "rng-random,id=entropy,filename=/dev/urandom",

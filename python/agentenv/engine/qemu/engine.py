@@ -6,6 +6,7 @@ import asyncio
 import functools
 import os
 import signal
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,7 +108,7 @@ class QemuEngine:
             await asyncio.to_thread(_write_descriptor, spec, files)
             undo.push("cgroup", lambda: self._cgroups.remove(spec.cgroup))
             procs = await asyncio.to_thread(self._make_cgroup, spec)
-            fds = [await self._tap(spec)] if spec.network else []
+            fds = await self._descriptors(spec, files)
             try:
                 process = ProcessSpec(
                     name=process_name(spec.sandbox_id),
@@ -148,15 +149,21 @@ class QemuEngine:
         wanted = GroupLimits(limits.memory_bytes, limits.pids, limits.cpu_weight, limits.cpu_quota)
         return self._cgroups.create(spec.cgroup, wanted)
 
-    async def _tap(self, spec: MachineSpec) -> int:
-        assert spec.network is not None
-        network = spec.network
-        try:
-            return await asyncio.to_thread(self._open_tap, network.netns, network.tap)
-        except OSError as error:
-            raise InfraError(
-                f"tap {network.tap} cannot be opened", why=str(error), code="network_failed"
-            ) from error
+    async def _descriptors(self, spec: MachineSpec, files: RunFiles) -> list[int]:
+        """Those that `argv` counts on, the caller's to close."""
+        fds = [_listening(files.qmp), _listening(files.control)]
+        if network := spec.network:
+            try:
+                fds.append(await asyncio.to_thread(self._open_tap, network.netns, network.tap))
+            except BaseException as error:
+                for fd in fds:
+                    os.close(fd)
+                if not isinstance(error, OSError):
+                    raise
+                raise InfraError(
+                    f"tap {network.tap} cannot be opened", why=str(error), code="network_failed"
+                ) from error
+        return fds
 
 
 def _write_descriptor(spec: MachineSpec, files: RunFiles) -> None:
@@ -164,6 +171,13 @@ def _write_descriptor(spec: MachineSpec, files: RunFiles) -> None:
         sized = tuple((path, path.stat().st_size) for path in spec.root.segments)
         files.root.write_text(argv.vmdk(sized))
         files.root.chmod(0o444)
+
+
+def _listening(path: Path) -> int:
+    with faults("the machine's sockets could not be made"), socket.socket(socket.AF_UNIX) as made:
+        made.bind(str(path))
+        made.listen()
+        return made.detach()
 
 
 def _lay_out(spec: MachineSpec, files: RunFiles, saved: Suspended) -> None:
