@@ -60,6 +60,7 @@ class StepBody(BaseModel):
     fromStage: str | None = Field(None, max_length=256)
     keepOwner: bool = False
     escape: Literal["\\", "`"] | None = None
+    text: Annotated[str, StringConstraints(max_length=1 << 16)] = ""
     line: int | None = Field(None, ge=1)
 
     def step(self) -> Step:
@@ -71,6 +72,7 @@ class StepBody(BaseModel):
             keep_owner=self.keepOwner,
             force=self.force,
             escape=self.escape,
+            text=self.text,
             line=self.line,
         )
 

@@ -83,6 +83,7 @@ def _json(each: Step | Packed) -> dict[str, Any]:
         "fromStage": step.stage,
         "keepOwner": step.keep_owner or None,
         "escape": step.escape,
+        "text": step.text or None,
         "line": step.line,
     }
     return {key: value for key, value in values.items() if value is not None}

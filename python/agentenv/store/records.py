@@ -6,6 +6,7 @@ only the owner of a record reads; the other fields are what records are found by
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol
@@ -124,7 +125,10 @@ class Records(Protocol):
         """With its builds. Sandboxes made from it live on."""
         ...
 
-    async def put_build(self, row: BuildRow) -> None: ...
+    async def put_build(self, row: BuildRow, tags: Sequence[str] = ()) -> None:
+        """Insert or replace; these tags of its template mean it from the same moment on."""
+        ...
+
     async def build(self, build_id: str) -> BuildRow | None: ...
 
     async def builds(

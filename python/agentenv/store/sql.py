@@ -7,8 +7,9 @@ and the CLI may read and write the same file while the server runs.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -228,19 +229,15 @@ class SqlRecords:
         async with self._transaction() as db:
             await db.execute(delete(t.templates).where(t.templates.c.id == template_id))
 
-    async def put_build(self, row: BuildRow) -> None:
+    async def put_build(self, row: BuildRow, tags: Sequence[str] = ()) -> None:
         async with self._transaction() as db:
-            await _replace(
-                db,
-                t.builds,
-                id=row.id,
-                template_id=row.template_id,
-                image_id=row.image_id,
-                snapshot_id=row.snapshot_id,
-                status=row.status,
-                created=_text(row.created),
-                doc=row.doc,
-            )
+            await _replace(db, t.builds, **{**asdict(row), "created": _text(row.created)})
+            table = t.template_tags
+            of_template = table.c.template_id == row.template_id
+            await db.execute(delete(table).where(of_template, table.c.tag.in_(tags)))
+            for tag in tags:
+                values = {"template_id": row.template_id, "tag": tag, "build_id": row.id}
+                await db.execute(insert(table).values(**values))
 
     async def build(self, build_id: str) -> BuildRow | None:
         async with self._transaction() as db:

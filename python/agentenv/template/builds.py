@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from agentenv.concurrency import KeyedLocks, Tasks
-from agentenv.errors import AgentEnvError, Conflict, NotFound, UserError
+from agentenv.errors import AgentEnvError, Conflict, NotFound
 from agentenv.model import Resources, new_id
 from agentenv.sandbox.logs import Level
 from agentenv.store.records import BuildRow, Records, TemplateRow
@@ -173,10 +173,9 @@ class Builds:
                 found = self._bases.finder(login, journal)
                 build = Build(self._tools, plan, resources, found, journal)
                 await self._finish(row, await build.run(), resources, plan)
-            journal.add("info", "the build is ready")
         except asyncio.CancelledError as error:
             why = str(error.args[0]) if error.args else "the build was cancelled"
-            await asyncio.shield(self._fail(row, {"message": why}, journal))
+            await asyncio.shield(self._stopped(row, why, journal))
         except StepFailed as error:
             await self._fail(row, _reason(error), journal)
         except AgentEnvError as error:
@@ -189,6 +188,13 @@ class Builds:
         finally:
             del self._running[row.id]
             self._journals.pop(row.id).close()
+        await self.tidy(row.template_id)
+
+    async def _stopped(self, row: BuildRow, why: str, journal: Journal) -> None:
+        """It may have been ready just before."""
+        found = await self._records.build(row.id)
+        if found is not None and found.status == BUILDING:
+            await self._fail(row, {"message": why}, journal)
 
     async def _finish(
         self, row: BuildRow, built: Built, resources: Resources, plan: Recipe
@@ -200,13 +206,8 @@ class Builds:
             "config": {**built.config, **plan.config},
         }
         ready = replace(row, doc=doc, snapshot_id=built.snapshot_id, status=READY)
-        await self._records.put_build(ready)
-        template = await self._records.template(row.template_id)
-        if template is None:
-            raise UserError("the template was removed meanwhile", code="template_not_found")
-        tags = {**template.tags, **dict.fromkeys(row.doc["tags"], row.id)}
-        await self._records.put_template(replace(template, tags=tags))
-        await self.tidy(template.id)
+        self._journals[row.id].add("info", "the build is ready")
+        await self._records.put_build(ready, row.doc["tags"])
 
     async def _fail(
         self, row: BuildRow, reason: Mapping[str, Any], journal: Journal | None = None

@@ -86,6 +86,7 @@ class Context:
             files=digest(items),
             keep_owner=True,
             escape=wanted.escape,
+            text=wanted.text,
             line=wanted.line,
         )
         return Packed(step, tuple(items))

@@ -126,12 +126,15 @@ def _word(state: State, step: Step, word: str) -> str:
 
 
 def _pairs(state: State, step: Step) -> dict[str, str]:
-    """Names and values; a value sees what was set before this step only."""
-    words = [_word(state, step, word) for word in step.args]
-    pairs = dict(zip(words[::2], words[1::2], strict=True))
-    for name in pairs:
+    """Names and values. A Dockerfile's value sees what was set before its step, E2B's also what
+    stands before it in the step."""
+    pairs: dict[str, str] = {}
+    for word, value in zip(step.args[::2], step.args[1::2], strict=True):
+        seen = state if step.escape else replace(state, env={**state.env, **pairs})
+        name = _word(seen, step, word)
         if not name or "=" in name:
             raise UserError(f"{name!r} is no name of a variable", code="invalid_step")
+        pairs[name] = _word(seen, step, value)
     return pairs
 
 

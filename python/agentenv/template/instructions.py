@@ -31,6 +31,7 @@ class FromContext:
     mode: str
     unpacks: bool
     escape: str
+    text: str
     line: int
 
 
@@ -73,8 +74,10 @@ class Draft:
     steps: list[Step | FromContext] = field(default_factory=list[Step | FromContext])
     config: dict[str, Any] = field(default_factory=dict[str, Any])
 
-    def add(self, kind: Kind, args: Sequence[str], line: int) -> None:
-        self.steps.append(Step(kind, tuple(args), escape=self.escape, line=line))
+    def add(self, kind: Kind, args: Sequence[str], one: DockerfileInstruction) -> None:
+        self.steps.append(
+            Step(kind, tuple(args), escape=self.escape, text=one.original, line=one.start_line)
+        )
 
     def settled(self, one: DockerfileInstruction, word: str) -> str | None:
         """The word's value, None if only the base knows it."""
@@ -113,7 +116,7 @@ def _run(one: DockerfileInstruction, stage: Draft) -> None:
     if not one.args:
         raise fault(one.start_line, "RUN without a command")
     argv = tuple(one.args) if one.json else (*stage.shell, _command(one))
-    stage.steps.append(Step(Kind.EXEC, argv, line=one.start_line))
+    stage.steps.append(Step(Kind.EXEC, argv, text=one.original, line=one.start_line))
 
 
 def _command(one: DockerfileInstruction) -> str:
@@ -155,9 +158,10 @@ def _copy(one: DockerfileInstruction, stage: Draft) -> None:
             files.append(_source(one, stage, source))
     if files:
         unpacks = one.name == "ADD"
-        stage.steps.append(
-            FromContext(tuple(files), dest, *how, unpacks, stage.escape, one.start_line)
+        copied = FromContext(
+            tuple(files), dest, *how, unpacks, stage.escape, one.original, one.start_line
         )
+        stage.steps.append(copied)
 
 
 def _source(one: DockerfileInstruction, stage: Draft, word: str) -> str:
@@ -194,6 +198,7 @@ def _copy_from(
             stage=found or origin,
             keep_owner=True,
             escape=stage.escape,
+            text=one.original,
             line=one.start_line,
         )
         stage.steps.append(step)
@@ -206,7 +211,7 @@ def _write(one: DockerfileInstruction, stage: Draft, word: str, rest: tuple[str,
         raise fault(one.start_line, f"{word} has no text")
     text = chomp_heredoc_content(body.content) if body.chomp else body.content
     expand = "expand" if body.expand else ""
-    stage.add(Kind.FILE, (body.name, text, *rest, expand), one.start_line)
+    stage.add(Kind.FILE, (body.name, text, *rest, expand), one)
 
 
 def _env(one: DockerfileInstruction, stage: Draft) -> None:
@@ -220,7 +225,7 @@ def _env(one: DockerfileInstruction, stage: Draft) -> None:
         stage.known.pop(name, None)
         if value is not None:
             stage.known[name] = value
-    stage.add(Kind.ENV, [word for pair in pairs for word in pair], one.start_line)
+    stage.add(Kind.ENV, [word for pair in pairs for word in pair], one)
 
 
 def _arg(one: DockerfileInstruction, stage: Draft) -> None:
@@ -244,7 +249,7 @@ def argument(one: DockerfileInstruction, stage: Draft, name: str, word: str) -> 
         stage.known.pop(name, None)
         if value is not None:
             stage.known[name] = value
-    stage.add(Kind.ARG, (name, word), one.start_line)
+    stage.add(Kind.ARG, (name, word), one)
 
 
 def quoted(value: str) -> str:
@@ -253,11 +258,11 @@ def quoted(value: str) -> str:
 
 
 def _workdir(one: DockerfileInstruction, stage: Draft) -> None:
-    stage.add(Kind.WORKDIR, _one_word(one), one.start_line)
+    stage.add(Kind.WORKDIR, _one_word(one), one)
 
 
 def _user(one: DockerfileInstruction, stage: Draft) -> None:
-    stage.add(Kind.USER, _one_word(one), one.start_line)
+    stage.add(Kind.USER, _one_word(one), one)
 
 
 def _one_word(one: DockerfileInstruction) -> tuple[str]:
@@ -269,7 +274,7 @@ def _one_word(one: DockerfileInstruction) -> tuple[str]:
 def _volume(one: DockerfileInstruction, stage: Draft) -> None:
     if not one.args:
         raise fault(one.start_line, "VOLUME without a folder")
-    stage.add(Kind.VOLUME, one.args, one.start_line)
+    stage.add(Kind.VOLUME, one.args, one)
 
 
 def _shell(one: DockerfileInstruction, stage: Draft) -> None:

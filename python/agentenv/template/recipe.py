@@ -71,7 +71,7 @@ class Step:
     ``files``: hash of the uploaded archive that COPY takes from; or ``stage``: the stage it takes
     from. ``keep_owner``: files keep the archive's owners where none is given. ``force``: done even
     if it is known. ``escape``: the words are raw ones of a Dockerfile with that escape character.
-    ``line`` in the Dockerfile.
+    ``text`` and ``line``: how a Dockerfile has it, and where.
     """
 
     kind: Kind
@@ -81,15 +81,15 @@ class Step:
     keep_owner: bool = False
     force: bool = False
     escape: str | None = None
+    text: str = ""
     line: int | None = None
 
     def shown(self) -> str:
         """For people: one line."""
         args = self.args[:1] if self.kind in (Kind.RUN, Kind.FILE) else self.args
-        if self.kind is Kind.EXEC:
-            args = self.args[-1:] if self.args[:-1] else self.args
-        first, *rest = " ".join(filter(None, args)).strip().splitlines() or [""]
-        text = f"{self.kind} {first}" + (" …" if rest else "")
+        whole = self.text or f"{self.kind} {' '.join(filter(None, args))}"
+        first, *rest = whole.strip().splitlines()
+        text = first + (" …" if rest else "")
         return text if len(text) <= 120 else text[:117] + "..."
 
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import posixpath
 import tarfile
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from fnmatch import fnmatchcase
 from functools import partial
@@ -243,7 +244,7 @@ def _folder(path: str, uid: int, gid: int) -> tuple[tarfile.TarInfo, bytes]:
 
 def _file(path: str, content: bytes, mode: int) -> tuple[tarfile.TarInfo, bytes]:
     info = tarfile.TarInfo(path.lstrip("/"))
-    info.size, info.mode = len(content), mode
+    info.size, info.mode, info.mtime = len(content), mode, int(time.time())
     return info, content
 
 

@@ -37,12 +37,12 @@ def test_a_template_goes_on_as_it_ended():
     assert fold.state_of_guest(Guest()).guest() == Guest({}, "user", "/home/user")
 
 
-def test_values_see_what_was_set_before_their_step():
-    state, _ = after(
-        Step(Kind.ENV, ("A", "two", "B", "$A")),
-        Step(Kind.ENV, ("PATH", "$PATH:/x", "C", "$A")),
-    )
-    assert state.env == {"PATH": "/bin:/x", "A": "two", "B": "one", "C": "two"}
+def test_values_see_what_was_set_before():
+    steps = [("A", "two", "B", "$A"), ("PATH", "$PATH:/x", "C", "$A")]
+    docker, _ = after(*(Step(Kind.ENV, args, escape="\\") for args in steps))
+    assert docker.env == {"PATH": "/bin:/x", "A": "two", "B": "one", "C": "two"}
+    e2b, _ = after(*(Step(Kind.ENV, args) for args in steps))
+    assert e2b.env == {"PATH": "/bin:/x", "A": "two", "B": "two", "C": "two"}
 
 
 def test_arguments_are_seen_while_building_and_give_way_to_the_environment():

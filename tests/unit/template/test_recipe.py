@@ -109,12 +109,12 @@ def test_a_proxy_is_no_reason_to_do_steps_again():
     ("step", "shown"),
     [
         (Step(Kind.RUN, ("make\ninstall", "root")), "RUN make …"),
-        (Step(Kind.EXEC, ("/bin/sh", "-c", "make all")), "EXEC make all"),
-        (Step(Kind.EXEC, ("make",)), "EXEC make"),
+        (Step(Kind.EXEC, ("/bin/sh", "-c", "make"), text="RUN make"), "RUN make"),
+        (Step(Kind.EXEC, ("make", "all")), "EXEC make all"),
         (COPY, "COPY . /x"),
         (Step(Kind.FILE, ("EOF", "secret", "/x", "", "", "")), "FILE EOF"),
     ],
 )
 def test_steps_are_shown_in_a_line(step, shown):
     assert step.shown() == shown
-    assert len(replace(step, args=("x" * 500,)).shown()) == 120
+    assert len(replace(step, args=("x" * 500,), text="").shown()) == 120
