@@ -55,6 +55,10 @@ HOMES: dict[str, tuple[str, str]] = {
         "tests/integration/node/test_sandboxes.py",
         "needs a machine: tested through the whole",
     ),
+    "node/wakes.py": (
+        "tests/integration/edge/test_waking.py",
+        "asked through the data plane it talks to",
+    ),
     "sandbox/launch.py": (
         "tests/integration/node/test_sandboxes.py",
         "needs a machine: tested through the whole",

@@ -159,8 +159,11 @@ async def open_node(config: Config, *, serve: bool = True) -> AsyncGenerator[Nod
                 await engine.prepare()
             await node.start(storage_lost=storage_is_new)
             occupied = False
+            if serve:
+                data_plane.watch_wakes(lambda sandbox_id: node.resume(sandbox_id, None))
             yield node
         finally:
+            await data_plane.stop_wakes()
             empty = await node.close() and not occupied
             await ground.close()
             await block_server.close(everything=empty)

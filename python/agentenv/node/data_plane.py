@@ -19,6 +19,7 @@ from agentenv.concurrency import Tasks
 from agentenv.errors import InfraError, NotFound
 from agentenv.host.process import Launcher, ProcessSpec, ProcessStatus, command_line
 from agentenv.node.edge import EdgeClient, Resolver, Route, edge_argv
+from agentenv.node.wakes import Wake, Wakes
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +51,8 @@ class DataPlane:
         self._control = config.folder / "edge.sock"
         self._log = config.folder / "edge.log"
         self.client = EdgeClient(self._control)
+        # Calls that wait for news must not hold up the others.
+        self._wakes = Wakes(EdgeClient(self._control), self.client)
         self._known: dict[str, tuple[Route, Resolver | None]] = {}
         self._tasks = Tasks()
         self._running = False
@@ -170,6 +173,30 @@ class DataPlane:
         elif earlier:
             await self.client.dns_down(earlier.slot)
 
+    async def asleep(self, route: Route) -> None:
+        """Cut what is open on a sandbox that stays known; told later if the edge is down now."""
+        _, earlier = self._known.get(route.id, (route, None))
+        self._known[route.id] = (route, None)
+        if not self._running:
+            return
+        try:
+            await self.client.put(route)
+            if earlier:
+                await self.client.dns_down(earlier.slot)
+        except InfraError as error:
+            log.warning("the data plane was not told that %s sleeps: %s", route.id, error.message)
+
+    def watch_wakes(self, wake: Wake) -> None:
+        """Have ``wake`` called for each sandbox that requests are held for, as a task of its own.
+
+        It ends by the sandbox's route being put awake, or raises: the requests are answered so.
+        """
+        self._wakes.watch(wake)
+
+    async def stop_wakes(self) -> None:
+        """Wake nobody any more; what is held stays so for the next server."""
+        await self._wakes.stop()
+
     async def drop(self, sandbox_id: str) -> None:
         """Cut a sandbox off; an edge that is down is told by not being told any more."""
         known = self._known.pop(sandbox_id, None)
@@ -184,6 +211,7 @@ class DataPlane:
 
     async def close(self, *, everything: bool) -> None:
         """Let go of the edge; with ``everything`` end it."""
+        await self._wakes.close()
         await self._tasks.close()
         self._running = False
         await self.client.close()

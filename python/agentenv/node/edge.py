@@ -28,6 +28,9 @@ class Route:
     the agent's ask for ``traffic_token``. ``mask_host`` replaces Host on these ports,
     ``${PORT}`` in it standing for the port. ``access_token`` is the agent's: signed URLs of
     files that name no sandbox are for the one whose token signed them.
+
+    One that is ``asleep`` has no machine (``netns`` and ``address`` may be empty): nobody finds
+    it, or if it ``wakes``, requests that may pass are held until it is put awake.
     """
 
     id: str
@@ -38,6 +41,8 @@ class Route:
     traffic_token: str | None = field(default=None, repr=False)
     mask_host: str | None = None
     access_token: str | None = field(default=None, repr=False)
+    asleep: bool = False
+    wakes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +104,13 @@ def edge_argv(
     api: Path,
     control: Path,
     api_wait: float = 10.0,
+    wake_wait: float = 60.0,
     drain: float = 30.0,
     tls: tuple[Path, Path] | None = None,
 ) -> tuple[str, ...]:
     """The command line of `agentenv-edge`; waits are in seconds, ``api`` is a unix socket.
 
+    ``wake_wait``: how long requests are held for a sandbox that sleeps.
     ``tls``: certificate (with its chain) and key, PEM; then every listener speaks TLS.
 
     Once it accepts, it prints one line: ``{"listen": ["IP:PORT", ...], "pid": N}``.
@@ -114,6 +121,7 @@ def edge_argv(
         *("--api", f"unix:{api}"),
         *("--control", str(control)),
         *("--api-wait", f"{api_wait:g}"),
+        *("--wake-wait", f"{wake_wait:g}"),
         *("--drain", f"{drain:g}"),
         *(("--tls-cert", str(tls[0]), "--tls-key", str(tls[1])) if tls else ()),
     )
@@ -154,6 +162,20 @@ class EdgeClient:
         """Forget a route and cut what is open on it; False if there was none."""
         return bool((await self._ask("drop", {"id": sandbox_id}))["dropped"])
 
+    async def wakes(self, after: int = -1, timeout: float = 0.0) -> tuple[int, list[str]]:
+        """The sandboxes whose requests are held since version ``after``, and the version now.
+
+        Waits up to ``timeout`` seconds (the edge makes that a minute at most) while there are
+        none. After -1 all that are held are new. It holds up other calls of the same client.
+        """
+        ok = await self._ask("wakes", {"after": after, "timeout": timeout}, wait=timeout)
+        return ok["version"], ok["ids"]
+
+    async def wake_failed(self, sandbox_id: str, message: str) -> bool:
+        """Answer the requests held for a sandbox: it stays asleep. False if there were none."""
+        args = {"id": sandbox_id, "message": message}
+        return bool((await self._ask("wake_failed", args))["told"])
+
     async def dns_up(self, resolver: Resolver) -> None:
         await self._ask("dns_up", asdict(resolver))
 
@@ -179,13 +201,13 @@ class EdgeClient:
         async with self._turn:
             self._disconnect()
 
-    async def _ask(self, op: str, args: dict[str, Any] | None = None) -> Any:
+    async def _ask(self, op: str, args: dict[str, Any] | None = None, wait: float = 0.0) -> Any:
         async with self._turn:
             try:
-                reply = await self._exchange(op, args or {})
+                reply = await self._exchange(op, args or {}, self._timeout + wait)
             except (OSError, EOFError, ValueError) as error:  # TimeoutError is an OSError
                 raise InfraError(
-                    f"the data plane did not {op}",
+                    f"the data plane did not answer to {op}",
                     why=str(error) or type(error).__name__,
                     fix="see its log; it is restarted by: aenv serve",
                     code="edge_down",
@@ -196,10 +218,10 @@ class EdgeClient:
             )
         return reply["ok"]
 
-    async def _exchange(self, op: str, args: dict[str, Any]) -> dict[str, Any]:
+    async def _exchange(self, op: str, args: dict[str, Any], timeout: float) -> dict[str, Any]:
         self._last += 1
         line = json.dumps({"id": self._last, "op": op, "args": args}).encode() + b"\n"
-        async with asyncio.timeout(self._timeout):
+        async with asyncio.timeout(timeout):
             if self._streams is not None:
                 try:
                     return await self._round_trip(line)

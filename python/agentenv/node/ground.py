@@ -136,15 +136,16 @@ class NodeGround:
         """Have ``publish_all`` tell of a sandbox that runs already."""
         self._data_plane.know(*self._reached(info, place))
 
+    async def sleep(self, info: SandboxInfo, wakes: bool) -> None:
+        await self._data_plane.asleep(_asleep(info, wakes))
+
+    def will_sleep(self, info: SandboxInfo, wakes: bool) -> None:
+        """Have ``publish_all`` tell of a sandbox that sleeps already."""
+        self._data_plane.know(_asleep(info, wakes), None)
+
     async def publish_all(self) -> None:
         """Make the sandboxes published so far the whole truth of the data plane."""
         await self._data_plane.sync()
-
-    async def sleep(self, info: SandboxInfo, wakes: bool) -> None:
-        await self._data_plane.drop(info.id)
-
-    def will_sleep(self, info: SandboxInfo, wakes: bool) -> None:
-        pass
 
     async def withdraw(self, info: SandboxInfo) -> None:
         await self._data_plane.drop(info.id)
@@ -181,3 +182,17 @@ class NodeGround:
             await self._catalog.sweep()
         except InfraError as error:  # what is cached can be used while the store is away
             log.warning("store and block server are not tidied now: %s", error.message)
+
+
+def _asleep(info: SandboxInfo, wakes: bool) -> Route:
+    return Route(
+        info.id,
+        info.generation,
+        netns="",
+        address="",
+        public=info.network.public,
+        traffic_token=info.traffic_token,
+        access_token=info.access_token,
+        asleep=True,
+        wakes=wakes,
+    )

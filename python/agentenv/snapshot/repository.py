@@ -12,7 +12,7 @@ import contextlib
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from agentenv import _core
@@ -96,8 +96,10 @@ class Snapshots:
 
     async def add(self, manifest: Manifest, sandbox: SandboxRow | None = None) -> None:
         """Record it, with the sandbox that is paused in it: durable when it returns."""
-        await self._records.put_snapshot(manifests.to_row(manifest), sandbox)
-        self._known[manifest.id] = manifest
+        async with self._storing.changing:
+            manifest = self._storing.current(manifest)
+            await self._records.put_snapshot(manifests.to_row(manifest), sandbox)
+            self._known[manifest.id] = manifest
         self._storing.wake()
 
     def known(self, snapshot_id: str) -> Manifest | None:
@@ -144,7 +146,10 @@ class Snapshots:
 
     async def open(self, manifest: Manifest, holder: str) -> Opened:
         """For a machine, until ``release``. Raises InfraError, ImageError."""
-        manifest = self._known.get(manifest.id, manifest)  # files may have become layers since
+        current = self._known.get(manifest.id, manifest)  # files may have become layers since
+        manifest = replace(current, memory=current.memory if manifest.memory else None)
+        for raw in manifest.raws:
+            self.raws.use(raw, holder)
         base, below = await self._open_disk(manifest.disk, holder)
         laid = [
             (await self._open_memory(element, holder), await self._runs_of(element))
@@ -155,17 +160,11 @@ class Snapshots:
 
     async def _open_disk(self, stack: Stack, holder: str) -> tuple[Path, tuple[Path, ...]]:
         stored = [(each.layer, 0) for each in stack if each.layer]
-        below: list[Path] = []
-        for element in stack:
-            if element.raw:
-                self.raws.use(element.raw, holder)
-                below.append(self.raws.disk(element.raw))
-        base = await self._blocks.open_stack(stack[0].blocks, stored, holder)
-        return base, tuple(below)
+        below = tuple(self.raws.disk(each.raw) for each in stack if each.raw)
+        return await self._blocks.open_stack(stack[0].blocks, stored, holder), below
 
     async def _open_memory(self, element: Element, holder: str) -> Path:
         if element.raw:
-            self.raws.use(element.raw, holder)
             return self.raws.memory(element.raw)
         assert element.layer
         return await self._blocks.open_stack(element.blocks, [(element.layer, 0)], holder, MEMORY)

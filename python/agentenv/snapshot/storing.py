@@ -32,6 +32,8 @@ MEMORY_WINDOW = 16  # blocks of a memory's chunk: 64 KiB
 # What is resumed or paused again at once is not worth storing as it was.
 SETTLED = 1.0  # seconds
 RETRY = 30.0
+# Replacements that a snapshot in the making may have missed.
+REMEMBERED = 4096
 # Opening a stack asks the block server once a layer.
 MAX_DEPTH = 8
 
@@ -56,7 +58,8 @@ class Storing:
         self._layers, self._claims, self._blocks = layers, claims, blocks
         self._disk_spans = disk_spans
         self._stored: set[str] = set()
-        self._runs: dict[str, bytes] = {}
+        self._replaced: dict[Element, tuple[Stack, Element]] = {}
+        self.changing = asyncio.Lock()
         self._work = asyncio.Event()
         self._tasks = Tasks()
 
@@ -185,11 +188,27 @@ class Storing:
 
     async def _replace(self, old: Sequence[Element], new: Element) -> None:
         """Elements in a row by one that holds the same, in every snapshot that has them."""
-        for manifest in list(self._known.values()):
-            changed = manifest.replaced(tuple(old), new)
-            if changed != manifest and manifest.id in self._known:
-                self._known[manifest.id] = changed
-                await self._records.put_snapshot(manifests.to_row(changed))
+        async with self.changing:
+            self._remember(tuple(old), new)
+            for manifest in list(self._known.values()):
+                changed = manifest.replaced(tuple(old), new)
+                if changed != manifest and manifest.id in self._known:
+                    self._known[manifest.id] = changed
+                    await self._records.put_snapshot(manifests.to_row(changed))
+
+    def _remember(self, old: Stack, new: Element) -> None:
+        self._replaced[old[0]] = (old, new)
+        if len(self._replaced) > REMEMBERED:
+            del self._replaced[next(iter(self._replaced))]
+
+    def current(self, manifest: Manifest) -> Manifest:
+        """One that was made of others some time ago, of what these consist of now."""
+        todo = [*manifest.disk, *(manifest.memory or ())]
+        while todo:
+            if found := self._replaced.get(todo.pop()):
+                manifest = manifest.replaced(*found)
+                todo.append(found[1])
+        return manifest
 
 
 def keys(manifest: Manifest) -> list[str]:

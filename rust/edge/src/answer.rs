@@ -39,8 +39,21 @@ pub enum Answer {
     BadPort {
         port: String,
     },
-    /// A signed URL that no sandbox's token signed.
-    BadSignature,
+    /// A signed URL that no sandbox's token signed, or what would not open the agent.
+    Unauthorized {
+        why: &'static str,
+    },
+    /// The server could not wake the sandbox.
+    WakeFailed {
+        id: String,
+        why: String,
+    },
+    WakeTimeout {
+        id: String,
+        seconds: u64,
+    },
+    /// This process ends, and another takes over: nobody will let go what is held here.
+    Draining,
     NoTunnels,
     /// No truth about sandboxes has reached this process yet.
     NotSynced,
@@ -57,12 +70,14 @@ impl Answer {
             | Self::PortClosed { .. }
             | Self::Unreachable { .. }
             | Self::Broken { .. }
+            | Self::WakeFailed { .. }
             | Self::ApiBroken { .. } => StatusCode::BAD_GATEWAY,
             Self::Internal { .. } | Self::TokenNeeded { .. } => StatusCode::FORBIDDEN,
             Self::BadPort { .. } => StatusCode::BAD_REQUEST,
-            Self::BadSignature => StatusCode::UNAUTHORIZED,
+            Self::Unauthorized { .. } => StatusCode::UNAUTHORIZED,
+            Self::WakeTimeout { .. } => StatusCode::GATEWAY_TIMEOUT,
             Self::NoTunnels => StatusCode::METHOD_NOT_ALLOWED,
-            Self::NotSynced | Self::ApiAway => StatusCode::SERVICE_UNAVAILABLE,
+            Self::NotSynced | Self::ApiAway | Self::Draining => StatusCode::SERVICE_UNAVAILABLE,
         }
     }
 
@@ -70,7 +85,7 @@ impl Answer {
     /// and it will go better soon; no, if it may have had effects.
     fn should_retry(&self) -> Option<bool> {
         match self {
-            Self::NotSynced | Self::ApiAway => Some(true),
+            Self::NotSynced | Self::ApiAway | Self::Draining => Some(true),
             Self::Broken { .. } | Self::ApiBroken { .. } => Some(false),
             _ => None,
         }
@@ -79,9 +94,17 @@ impl Answer {
     pub fn body(&self) -> Value {
         let code = self.status().as_u16();
         match self {
-            Self::NotFound { id } => {
-                json!({"sandboxId": id, "message": "The sandbox was not found", "code": code})
-            }
+            Self::NotFound { id } => of(id, code, "The sandbox was not found"),
+            Self::WakeFailed { id, why } => of(
+                id,
+                code,
+                &format!("The sandbox is paused and could not be resumed: {why}"),
+            ),
+            Self::WakeTimeout { id, seconds } => of(
+                id,
+                code,
+                &format!("The sandbox is paused and was not resumed within {seconds} s"),
+            ),
             Self::PortClosed { id, port } => about(
                 id,
                 *port,
@@ -111,7 +134,8 @@ impl Answer {
                 code,
                 &format!("E2b-Sandbox-Port is not a port (1 to 65535): {port:?}"),
             ),
-            Self::BadSignature => plain(code, "invalid signature"),
+            Self::Unauthorized { why } => plain(code, why),
+            Self::Draining => plain(code, "The data plane is restarting"),
             Self::NoTunnels => plain(code, "CONNECT is not offered here"),
             Self::NotSynced => plain(
                 code,
@@ -147,6 +171,10 @@ fn about(id: &str, port: u16, code: u16, message: &str) -> Value {
     json!({"sandboxId": id, "port": port, "message": message, "code": code})
 }
 
+fn of(id: &str, code: u16, message: &str) -> Value {
+    json!({"sandboxId": id, "message": message, "code": code})
+}
+
 fn plain(code: u16, message: &str) -> Value {
     json!({"code": code, "message": message})
 }
@@ -168,6 +196,18 @@ mod tests {
         let message = "The sandbox is running but port is not open";
         let expected = json!({"sandboxId": "x", "port": 80, "message": message, "code": 502});
         assert_eq!(closed.body(), expected);
+    }
+
+    #[test]
+    fn a_sandbox_that_could_not_be_woken_says_why() {
+        let (id, why) = ("x".to_owned(), "no room".to_owned());
+        let failed = Answer::WakeFailed { id, why };
+        let message = "The sandbox is paused and could not be resumed: no room";
+        let expected = json!({"sandboxId": "x", "message": message, "code": 502});
+        assert_eq!(failed.body(), expected);
+        let id = "x".to_owned();
+        let late = Answer::WakeTimeout { id, seconds: 60 };
+        assert_eq!(late.body()["code"], 504);
     }
 
     #[test]

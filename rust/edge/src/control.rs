@@ -1,9 +1,8 @@
 //! The operations on the control socket.
 
 use std::collections::BTreeMap;
-use std::io;
-use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use agentenv_control::{hello, parse, Refusal};
 use serde::Deserialize;
@@ -13,9 +12,11 @@ use tokio_util::sync::CancellationToken;
 use crate::dns::{Resolvers, SlotSpec};
 use crate::forward::Edge;
 use crate::route::SandboxId;
-use crate::table::RouteSpec;
+use crate::spec::RouteSpec;
 
 const PROTOCOL: u32 = 1;
+/// The longest that `wakes` waits: a client that left is noticed only then.
+const LONGEST_POLL: f64 = 60.0;
 
 /// What the operations act on.
 #[derive(Clone)]
@@ -34,6 +35,8 @@ impl agentenv_control::Control for Control {
             "drop" => self.drop_route(&parse(args)?),
             "dns_up" => self.dns_up(parse(args)?).await,
             "dns_down" => self.dns_down(&parse(args)?).await,
+            "wakes" => Ok(self.wakes(&parse(args)?).await),
+            "wake_failed" => Ok(self.wake_failed(parse(args)?)),
             "stats" => Ok(self.stats()),
             "drain" => {
                 self.draining.cancel();
@@ -49,7 +52,7 @@ impl Control {
     async fn sync(&self, truth: Truth) -> Result<Value, Refusal> {
         let routes = self.edge.table.sync(truth.routes).into_iter();
         let routes: Vec<Value> = routes
-            .map(|(id, error)| json!({"id": id.as_str(), "message": error.to_string()}))
+            .map(|(id, error)| json!({"id": id, "message": error.to_string()}))
             .collect();
         let dns = self.resolvers.sync(truth.dns).await.into_iter();
         let dns: Vec<Value> = dns
@@ -59,9 +62,8 @@ impl Control {
     }
 
     fn put(&self, args: PutArgs) -> Result<Value, Refusal> {
-        let netns = args.route.reach.netns.clone();
         let done = self.edge.table.put(args.route);
-        done.map_err(|error| cannot_enter(&netns, &error))?;
+        done.map_err(|error| Refusal::new("netns_unavailable", error))?;
         Ok(json!({}))
     }
 
@@ -81,11 +83,21 @@ impl Control {
         Ok(json!({"dropped": dropped}))
     }
 
+    async fn wakes(&self, args: &WakesArgs) -> Value {
+        let wait = Duration::from_secs_f64(args.timeout.clamp(0.0, LONGEST_POLL));
+        let (version, ids) = self.edge.wakes.since(args.after, wait).await;
+        json!({"version": version, "ids": ids})
+    }
+
+    fn wake_failed(&self, args: WakeFailedArgs) -> Value {
+        json!({"told": self.edge.wakes.fail(&args.id, args.message)})
+    }
+
     fn stats(&self) -> Value {
         let routes = self.edge.table.all();
-        let sandboxes: BTreeMap<&str, Value> = routes
+        let sandboxes: BTreeMap<SandboxId, Value> = routes
             .iter()
-            .map(|route| (route.link.id.as_str(), json!(route.link.activity.figures())))
+            .map(|route| (route.id(), json!(route.activity().figures())))
             .collect();
         let totals = json!({
             "sandboxes": sandboxes.len(),
@@ -113,15 +125,20 @@ struct DropArgs {
     id: SandboxId,
 }
 
+/// `after` is the version known, -1 for none; `timeout` is in seconds.
+#[derive(Deserialize)]
+struct WakesArgs {
+    after: i64,
+    timeout: f64,
+}
+
+#[derive(Deserialize)]
+struct WakeFailedArgs {
+    id: SandboxId,
+    message: String,
+}
+
 #[derive(Deserialize)]
 struct SlotArgs {
     slot: String,
-}
-
-fn cannot_enter(netns: &Path, error: &io::Error) -> Refusal {
-    let message = format!(
-        "cannot open the network namespace {}: {error}",
-        netns.display()
-    );
-    Refusal::new("netns_unavailable", message)
 }

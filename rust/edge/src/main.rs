@@ -4,6 +4,7 @@
 //! which a request meets them:
 
 mod activity; // counters
+mod admit; // whether it may pass, or wake
 mod answer; // what the edge says by itself
 mod body; // bodies, streamed at the pace of the slower side
 mod client; // the client's stream, and the handle by which others end it
@@ -19,10 +20,12 @@ mod route; // whom it is for (pure)
 mod secret; // tokens
 mod sender; // one upstream connection between requests
 mod signed; // file URLs that name their sandbox by a signature only (pure)
+mod spec; // a route as it is stated (pure)
 mod table; // the sandboxes there are
 mod tls; // the certificate of the listeners
 mod upgrade; // what leaves HTTP: WebSocket
 mod upstream; // guests and the API server, asked over pooled connections
+mod wake; // requests held for a sandbox that sleeps
 
 mod control; // the control socket
 mod dns; // name resolution for guests
@@ -48,9 +51,10 @@ use dns::Resolvers;
 use forward::Edge;
 use listen::Door;
 use options::Options;
-use table::Table;
+use table::{Table, Way};
 use tls::Tls;
 use upstream::Api;
+use wake::Wakes;
 
 /// How often pools are looked through for connections that nobody will use again, and TLS files
 /// for a change.
@@ -107,13 +111,14 @@ async fn run(options: Options, files: u64) -> io::Result<()> {
     let listeners = bind(&options)?;
     let (control, place) = agentenv_control::bind(&options.control)?;
     announce(&listeners)?;
+    let draining = CancellationToken::new();
     let edge = Arc::new(Edge {
         table: Arc::new(Table::default()),
         api: Arc::new(Api::new(options.api.clone(), options.api_wait)),
+        wakes: Wakes::new(options.wake_wait, draining.clone()),
         tasks: TaskTracker::new(),
     });
     let resolvers = Arc::new(Resolvers::default());
-    let draining = CancellationToken::new();
     let ops = Control {
         edge: Arc::clone(&edge),
         resolvers: Arc::clone(&resolvers),
@@ -182,7 +187,9 @@ async fn sweep(edge: Arc<Edge>, tls: Option<Arc<Tls>>) {
         }
         edge.api.pool.sweep();
         for route in edge.table.all() {
-            route.link.pool.sweep();
+            if let Way::Open(link) = &route.way {
+                link.pool.sweep();
+            }
         }
     }
 }

@@ -10,7 +10,7 @@ use crate::tls::Pair;
 
 pub const USAGE: &str = "usage: agentenv-edge --listen ADDRESS:PORT [--listen ...] \
 --api unix:PATH --control PATH [--tls-cert PATH --tls-key PATH] [--api-wait SECONDS] \
-[--drain SECONDS]";
+[--wake-wait SECONDS] [--drain SECONDS]";
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
@@ -21,6 +21,8 @@ pub struct Options {
     pub tls: Option<Pair>,
     /// How long a request waits for an API server that does not accept.
     pub api_wait: Duration,
+    /// How long a request waits for a sandbox that sleeps.
+    pub wake_wait: Duration,
     /// How long SIGTERM waits for requests under way.
     pub drain: Duration,
 }
@@ -30,6 +32,7 @@ impl Options {
         let (mut listen, mut api, mut control) = (Vec::new(), None, None);
         let (mut cert, mut key) = (None, None);
         let (mut api_wait, mut drain) = (Duration::from_secs(10), Duration::from_secs(30));
+        let mut wake_wait = Duration::from_secs(60);
         while let Some(argument) = parser.next()? {
             match argument {
                 Long("listen") => listen.push(parser.value()?.parse()?),
@@ -38,6 +41,7 @@ impl Options {
                 Long("tls-cert") => cert = Some(PathBuf::from(parser.value()?)),
                 Long("tls-key") => key = Some(PathBuf::from(parser.value()?)),
                 Long("api-wait") => api_wait = parser.value()?.parse_with(seconds)?,
+                Long("wake-wait") => wake_wait = parser.value()?.parse_with(seconds)?,
                 Long("drain") => drain = parser.value()?.parse_with(seconds)?,
                 other => return Err(other.unexpected()),
             }
@@ -51,6 +55,7 @@ impl Options {
             control: control.ok_or("--control is missing")?,
             tls: pair(cert, key)?,
             api_wait,
+            wake_wait,
             drain,
         })
     }
@@ -87,13 +92,14 @@ mod tests {
     #[test]
     fn all_of_it() {
         let options = parse(
-            "--listen 127.0.0.1:0 --listen [::1]:80 --api unix:/a --control /b --api-wait 0.5 --drain 2 \
+            "--listen 127.0.0.1:0 --listen [::1]:80 --api unix:/a --control /b --api-wait 0.5 --drain 2 --wake-wait 3 \
              --tls-cert /c --tls-key /k",
         )
         .expect("a legal command line");
         assert_eq!(options.listen.len(), 2);
         assert_eq!(options.api, PathBuf::from("/a"));
         assert_eq!(options.api_wait, Duration::from_millis(500));
+        assert_eq!(options.wake_wait, Duration::from_secs(3));
         assert_eq!(options.drain, Duration::from_secs(2));
         let (cert, key) = (PathBuf::from("/c"), PathBuf::from("/k"));
         assert_eq!(options.tls, Some(Pair { cert, key }));

@@ -4,7 +4,7 @@ use std::fmt;
 
 use hyper::header::{HeaderMap, HeaderName, HOST};
 use serde::de::Error;
-use serde::{Deserialize, Deserializer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// The port of the guest agent (E2B's envd).
 pub const AGENT_PORT: u16 = 49983;
@@ -40,6 +40,12 @@ impl<'de> Deserialize<'de> for SandboxId {
         let text = String::deserialize(deserializer)?;
         let wrong = || D::Error::custom("a sandbox id has 20 characters [a-z0-9]");
         Self::parse(&text).ok_or_else(wrong)
+    }
+}
+
+impl Serialize for SandboxId {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.as_str())
     }
 }
 

@@ -44,6 +44,15 @@ impl Claim {
         let given = self.signature.as_deref();
         given.is_some_and(|given| same(given, &hash.finalize()))
     }
+
+    /// Whether it was good until before `now` (Unix seconds) only.
+    pub fn is_expired(&self, now: u64) -> bool {
+        self.until.as_ref().is_some_and(|until| is_past(until, now))
+    }
+}
+
+fn is_past(until: &str, now: u64) -> bool {
+    until.parse().map_or(true, |until: u64| until < now)
 }
 
 fn decoded(signature: &str) -> Option<Vec<u8>> {
@@ -94,6 +103,15 @@ mod tests {
         let (later, user) = (WRITE.replace("=17", "=18"), WRITE.replace("some", "other"));
         assert!(!signed(Method::POST, &later) && !signed(Method::POST, &user));
         assert!(!signed(Method::GET, &format!("{READ}=")), "no padding");
+    }
+
+    #[test]
+    fn an_end_that_is_past_or_none_at_all_has_expired() {
+        let until = claim(Method::POST, WRITE).expect("a signed URL");
+        assert!(!until.is_expired(1_700_000_000) && until.is_expired(1_700_000_001));
+        let never = claim(Method::GET, READ).expect("a signed URL");
+        assert!(!never.is_expired(u64::MAX));
+        assert!(is_past("soon", 0));
     }
 
     #[test]

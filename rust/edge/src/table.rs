@@ -2,13 +2,11 @@
 
 use std::collections::{HashMap, HashSet};
 use std::io;
-use std::net::{IpAddr, SocketAddr};
-use std::path::PathBuf;
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 
 use parking_lot::{Mutex, RwLock};
-use serde::Deserialize;
 use slab::Slab;
 use tokio_util::sync::CancellationToken;
 
@@ -18,47 +16,61 @@ use crate::netns::NetNs;
 use crate::pool::Pool;
 use crate::route::SandboxId;
 use crate::secret::Secret;
-
-/// A route as the control client states it.
-#[derive(Debug, Clone, Deserialize)]
-pub struct RouteSpec {
-    pub id: SandboxId,
-    #[serde(flatten)]
-    pub reach: Reach,
-    #[serde(flatten)]
-    pub policy: Policy,
-}
-
-/// What connections depend on: if any of it changes, they are of another life.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-pub struct Reach {
-    pub generation: u64,
-    pub netns: PathBuf,
-    pub address: IpAddr,
-}
-
-/// Who may come in, and under which name the guest is asked; may change while streams run.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-pub struct Policy {
-    #[serde(default = "yes")]
-    pub public: bool,
-    #[serde(default)]
-    pub traffic_token: Option<Secret>,
-    #[serde(default)]
-    pub mask_host: Option<String>,
-    /// The agent's, for finding whose a signed URL is.
-    #[serde(default)]
-    pub access_token: Option<Secret>,
-}
-
-fn yes() -> bool {
-    true
-}
+use crate::spec::{Place, Policy, Reach, RouteSpec};
+use crate::wake::Sleep;
 
 #[derive(Debug)]
 pub struct Route {
     pub policy: Policy,
-    pub link: Arc<Link>,
+    pub way: Way,
+}
+
+impl Route {
+    pub fn id(&self) -> SandboxId {
+        match &self.way {
+            Way::Open(link) => link.id,
+            Way::Asleep(sleep) => sleep.id,
+        }
+    }
+
+    pub fn activity(&self) -> &Arc<Activity> {
+        match &self.way {
+            Way::Open(link) => &link.activity,
+            Way::Asleep(sleep) => &sleep.activity,
+        }
+    }
+}
+
+/// Where the sandbox's requests go now.
+#[derive(Debug, Clone)]
+pub enum Way {
+    Open(Arc<Link>),
+    Asleep(Arc<Sleep>),
+}
+
+impl Way {
+    fn begin(id: SandboxId, place: Place, activity: Arc<Activity>) -> io::Result<Self> {
+        Ok(match place {
+            Place::Open(reach) => Self::Open(Link::open(id, reach, activity)?),
+            Place::Asleep { wakes } => Self::Asleep(Arc::new(Sleep::new(id, wakes, activity))),
+        })
+    }
+
+    /// Whether it leads there already.
+    fn leads_to(&self, place: &Place) -> bool {
+        match (self, place) {
+            (Self::Open(link), Place::Open(reach)) => link.reach == *reach,
+            (Self::Asleep(sleep), Place::Asleep { wakes }) => sleep.wakes == *wakes,
+            _ => false,
+        }
+    }
+
+    fn end(&self) {
+        match self {
+            Self::Open(link) => link.close(),
+            Self::Asleep(sleep) => sleep.end(),
+        }
+    }
 }
 
 /// The way into one generation of one sandbox, with all that is open on it.
@@ -76,9 +88,14 @@ pub struct Link {
 
 impl Link {
     fn open(id: SandboxId, reach: Reach, activity: Arc<Activity>) -> io::Result<Arc<Self>> {
+        let netns = NetNs::open(&reach.netns).map_err(|error| {
+            let path = reach.netns.display();
+            let why = format!("cannot open the network namespace {path}: {error}");
+            io::Error::new(error.kind(), why)
+        })?;
         Ok(Arc::new(Self {
             id,
-            netns: NetNs::open(&reach.netns)?,
+            netns,
             pool: Pool::default(),
             activity,
             gone: CancellationToken::new(),
@@ -140,26 +157,25 @@ impl Table {
         routes.find(|route| route.policy.access_token.as_ref().is_some_and(&is_it))
     }
 
-    /// Adds or replaces; connections of the same generation, namespace and address stay.
+    /// Adds or replaces; connections of the same generation, namespace and address stay, and so do
+    /// requests held for one that sleeps on.
     pub fn put(&self, spec: RouteSpec) -> io::Result<()> {
         let mut routes = self.routes.write();
-        let old = routes.get(&spec.id).map(|route| Arc::clone(&route.link));
-        let kept = old.clone().filter(|link| link.reach == spec.reach);
-        let link = match kept {
-            Some(link) => link,
+        let old = routes.get(&spec.id).cloned();
+        let kept = old.as_ref().filter(|old| old.way.leads_to(&spec.place));
+        let replaced = old.as_ref().filter(|_| kept.is_none());
+        let way = match kept {
+            Some(old) => old.way.clone(),
             None => {
-                let counted = old.as_ref().map(|link| Arc::clone(&link.activity));
-                Link::open(spec.id, spec.reach, counted.unwrap_or_default())?
+                let counted = old.as_ref().map(|old| Arc::clone(old.activity()));
+                Way::begin(spec.id, spec.place, counted.unwrap_or_default())?
             }
         };
-        let route = Route {
-            policy: spec.policy,
-            link: Arc::clone(&link),
-        };
-        routes.insert(spec.id, Arc::new(route));
+        let policy = spec.policy;
+        routes.insert(spec.id, Arc::new(Route { policy, way }));
         drop(routes);
-        if let Some(old) = old.filter(|old| !Arc::ptr_eq(old, &link)) {
-            old.close();
+        if let Some(old) = replaced {
+            old.way.end(); // after the insertion: who was held finds the new one
         }
         Ok(())
     }
@@ -168,7 +184,7 @@ impl Table {
     pub fn drop_route(&self, id: &SandboxId) -> bool {
         let removed = self.routes.write().remove(id);
         if let Some(route) = &removed {
-            route.link.close();
+            route.way.end();
         }
         removed.is_some()
     }

@@ -62,6 +62,7 @@ def test_a_restored_guest_is_somebody_else(machine):
         sandbox_id="b" * 20, hostname="b" * 20, access_token="another", machine_id="1" * 32
     )
     assert done["restored"] is True and done["entropy_reseeded"] is True
+    assert done["frozen"] is True
     assert abs(done["clock_error_ns"]) < HOUR_NS
     tokens = (old["access_token"], "another")
     assert [status_with(machine, token) for token in tokens] == [401, 200]
@@ -122,6 +123,7 @@ def test_the_same_generation_again_changes_nothing_and_an_earlier_one_is_refused
     idle = machine.connection()
     done = machine.init()
     assert done["restored"] is False and done["connections_dropped"] == 0
+    assert done["frozen"] is False
     idle.request("GET", "/health")
     assert idle.getresponse().status == 204
     idle.close()

@@ -6,6 +6,7 @@ Plain sockets, so that tests see framing as it is on the wire. One behaviour a p
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import sys
 
@@ -74,6 +75,7 @@ async def answer(reader, writer, method, path, headers, raw) -> None:
     received = sum(map(len, pieces))
     if path in ("/seen", "/files"):
         seen = {"method": method, "headers": headers, "raw": raw, "body": received}
+        seen["sha256"] = hashlib.sha256(b"".join(pieces)).hexdigest()
         whole(writer, json.dumps(seen).encode())
     elif path == "/counts":
         counts = {"connections": connections, "ended": ended}

@@ -43,6 +43,9 @@ class Slot:
     def route(self, **changes) -> Route:
         return replace(Route(ID, 1, self.netns, GUEST), **changes)
 
+    def asleep(self, **changes) -> Route:
+        return self.route(netns="", address="", asleep=True, **{"wakes": True} | changes)
+
 
 @contextlib.contextmanager
 def slot():
@@ -115,6 +118,12 @@ class Edge:
         line = next(line for line in status.splitlines() if line.startswith("VmRSS"))
         return int(line.split()[1]) * 1024
 
+    async def under_way(self, count: int, sandbox_id: str = ID) -> None:
+        """Return once that many requests for a sandbox are under way."""
+        async with asyncio.timeout(20):
+            while (await self.control.stats()).sandboxes[sandbox_id].active != count:
+                await asyncio.sleep(0.01)
+
     async def all_ended(self, sandbox_id: str) -> Traffic:
         """The figures of a sandbox once nothing is under way; a client may see the end earlier."""
         async with asyncio.timeout(10):
@@ -141,9 +150,10 @@ def argv(folder: Path, *, port: int = 0, **options) -> tuple[str, ...]:
 
 @contextlib.asynccontextmanager
 async def edge(
-    folder: Path, *, port: int = 0, api_wait: float = 10, drain: float = 5, tls=None, stderr=None
+    folder: Path, *, port: int = 0, api_wait=10.0, wake_wait=60.0, drain=5.0, tls=None, stderr=None
 ):
-    words = argv(folder, port=port, api_wait=api_wait, drain=drain, tls=tls)
+    waits = {"api_wait": api_wait, "wake_wait": wake_wait, "drain": drain}
+    words = argv(folder, port=port, tls=tls, **waits)
     async with process(*words, stderr=stderr) as child:
         ready = json.loads(await child.stdout.readline())
         bound = int(ready["listen"][0].rpartition(":")[2])

@@ -81,3 +81,22 @@ async def test_a_server_that_speaks_http1_only_is_said_so(multiplexed):
     web = ("content-type", "application/grpc-web")
     stream = multiplexed.request(host, "/seen", web, method="POST")
     assert (await multiplexed.head(stream))[":status"] == "200"
+
+
+@pytest.mark.usefixtures("server")
+async def test_calls_to_one_that_sleeps_wait_until_it_is_awake(multiplexed, edge, slot):
+    await edge.control.put(slot.asleep())
+    kept, given_up = (
+        multiplexed.request(HOST, "/Echo/Talk", *GRPC, method="POST", end=False) for _ in range(2)
+    )
+    multiplexed.send(kept, b"early")
+    await edge.under_way(2)
+    assert (await edge.control.wakes(-1, 20))[1] == [ID]
+    multiplexed.h2.reset_stream(given_up)
+    multiplexed.flush()
+    await edge.under_way(1)
+    await edge.control.put(slot.route())
+    await multiplexed.head(kept)
+    assert await multiplexed.data(kept, 5) == b"early"
+    multiplexed.send(kept, b"", end=True)
+    await multiplexed.next(kept, h2.events.StreamEnded)

@@ -1,5 +1,6 @@
 """Signed URLs of files without a word about the sandbox: found by the token that signed them."""
 
+import asyncio
 import hashlib
 from base64 import b64encode
 
@@ -94,3 +95,14 @@ async def test_a_token_that_was_withdrawn_opens_nothing(http, edge, slot):
     query = signed("a.txt", "read", TOKENS[ID])
     await edge.control.put(slot.route(access_token=None))
     assert (await http.get("/files", params=query)).status_code == 401
+
+
+@pytest.mark.usefixtures("signers")
+async def test_the_signer_is_woken_and_nobody_else(http, edge, slot):
+    for name, token in TOKENS.items():
+        await edge.control.put(slot.asleep(id=name, access_token=token))
+    query = signed("a.txt", "read", TOKENS[OTHER], until=4_000_000_000)
+    request = asyncio.ensure_future(http.get("/files", params=query))
+    assert (await edge.control.wakes(-1, 20))[1] == [OTHER]
+    await edge.control.put(slot.route(id=OTHER, access_token=TOKENS[OTHER]))
+    assert (await request).status_code == 200

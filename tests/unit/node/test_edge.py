@@ -66,6 +66,8 @@ async def test_operations_as_they_go_over_the_wire(client, tmp_path):
                     "traffic_token": None,
                     "mask_host": None,
                     "access_token": None,
+                    "asleep": False,
+                    "wakes": False,
                 }
             },
         ),
@@ -103,6 +105,17 @@ async def test_answers_are_typed(client, tmp_path):
         assert (stats.connections, stats.dns_queries) == (7, 8)
         unopened = await client.sync([ROUTE], [])
         assert unopened == (Unopened(ROUTE.id, "gone"), Unopened("s", "taken"))
+
+
+async def test_news_of_who_is_to_be_woken(client, tmp_path):
+    replies = {"ok": {"version": 7, "ids": [ROUTE.id]}}, {"ok": {"told": True}}
+    async with edge(tmp_path / "ctl", *replies) as seen:
+        assert await client.wakes(5, 30.0) == (7, [ROUTE.id])
+        assert await client.wake_failed(ROUTE.id, "no room")
+    assert [(s["op"], s["args"]) for s in seen] == [
+        ("wakes", {"after": 5, "timeout": 30.0}),
+        ("wake_failed", {"id": ROUTE.id, "message": "no room"}),
+    ]
 
 
 async def test_a_refusal_keeps_its_code_and_the_connection(client, tmp_path):
@@ -178,7 +191,8 @@ def test_the_command_line():
     assert argv == (
         "/bin/edge",
         *("--listen", "127.0.0.1:8000", "--listen", "[::1]:8000"),
-        *("--api", "unix:/run/api", "--control", "/run/ctl", "--api-wait", "0.5", "--drain", "30"),
+        *("--api", "unix:/run/api", "--control", "/run/ctl", "--api-wait", "0.5"),
+        *("--wake-wait", "60", "--drain", "30"),
     )
     with_tls = edge_argv(
         Path("/bin/edge"),

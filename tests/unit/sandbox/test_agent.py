@@ -7,7 +7,7 @@ import pytest
 
 from agentenv.engine.contract import Attachment, ExitCause, ExitKind
 from agentenv.errors import GuestError
-from agentenv.model import Guest, Resources
+from agentenv.model import Guest, Resources, new_id
 from agentenv.sandbox import agent
 from agentenv.sandbox.record import SandboxInfo
 from agentenv.sandbox.state import State
@@ -58,8 +58,11 @@ def test_what_a_guest_is_told_of_itself():
 
 
 def test_no_two_guests_are_given_the_same_entropy_or_identity():
-    one, other = (agent.init_arguments(INFO, None, 0) for _ in range(2))
+    infos = (INFO, INFO.with_(id=new_id()))
+    one, other = (agent.init_arguments(info, None, 0) for info in infos)
     assert one["entropy"] != other["entropy"] and one["machine_id"] != other["machine_id"]
+    again = agent.init_arguments(INFO, None, 0)  # after a pause: the same machine, other bytes
+    assert again["machine_id"] == one["machine_id"] and again["entropy"] != one["entropy"]
     assert len(base64.b64decode(one["entropy"])) == agent.ENTROPY_BYTES
 
 

@@ -14,7 +14,7 @@ def test_a_move_is_in_the_table_or_an_error_that_names_both(state, request):
         with pytest.raises(Conflict) as caught:
             move("s", state, request)
         assert state in caught.value.message and request in caught.value.message
-        assert caught.value.details["state"] == state
+        assert caught.value.details["state"] == state.shown
 
 
 def test_ended_is_the_end_and_reachable_from_everywhere():

@@ -9,10 +9,9 @@ use crate::sys;
 const FIFREEZE: libc::c_ulong = 0xC004_5877;
 const FITHAW: libc::c_ulong = 0xC004_5878;
 
-/// Write everything out and hold back every later write. Overlayfs cannot be frozen itself: the
-/// file system below it is, which its writes have to pass.
+/// Hold back every write from now on, then write out those before (FIFREEZE does both). Overlayfs
+/// cannot be frozen itself: the file system below it is, which its writes have to pass.
 pub fn freeze(disk: &File) -> io::Result<()> {
-    sys::sync(); // while others may still write: what is left for the freeze itself is little
     unless(libc::EBUSY, ask(disk, FIFREEZE))
 }
 

@@ -52,6 +52,7 @@ pub fn initialise(init: Init, agent: &Arc<Agent>) -> Result<Value, Fault> {
     }
     let dropped = if restored { drop_connections(agent) } else { 0 };
     agent.remember(init).map_err(fault("memory"))?;
+    let frozen = agent.freezer.holds();
     let resumed = agent.freezer.release().map_err(fault("release"))?;
     let user = default_user(agent, restored)?;
     Ok(json!({
@@ -60,6 +61,7 @@ pub fn initialise(init: Init, agent: &Arc<Agent>) -> Result<Value, Fault> {
         "default_user": user.name,
         "home": user.home,
         "restored": restored,
+        "frozen": frozen,
         "connections_dropped": dropped,
         "resumed_processes": resumed,
     }))

@@ -37,6 +37,11 @@ impl Freezer {
         *self.suspended.borrow()
     }
 
+    /// Whether no process of a user runs its own code: suspended, and there is a freezer.
+    pub fn holds(&self) -> bool {
+        self.is_suspended() && Path::new(PARENT).exists()
+    }
+
     /// Do `start`, which starts a process, as soon as processes may run: one that was started in a
     /// frozen group would keep us waiting for its exec.
     pub async fn awake<T>(&self, start: impl FnOnce() -> T) -> T {

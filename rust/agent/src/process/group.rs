@@ -69,7 +69,10 @@ impl Group {
             }
         }
         for _ in 0..ROUNDS {
-            if !tell(tree_of(leader), signal, &mut told)? {
+            let mut tree: Vec<_> = tree_of(leader).into_iter().collect();
+            // It first: a shell that sees its child killed ends by itself, with a code of its own.
+            tree.sort_by_key(|pid| *pid != leader);
+            if !tell(tree, signal, &mut told)? {
                 break;
             }
         }

@@ -273,6 +273,14 @@ pub fn wait_for_change(file: &std::fs::File, patience: Duration) -> io::Result<(
     }
 }
 
+/// Have this thread run before everything that is not as urgent, whatever else wants the CPU.
+pub fn run_first() -> io::Result<()> {
+    let priority = libc::sched_param { sched_priority: 1 };
+    let policy = libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK;
+    // SAFETY: 0 is the calling thread; `priority` is a valid parameter of that policy.
+    checked(unsafe { libc::sched_setscheduler(0, policy, &priority) }).map(drop)
+}
+
 /// Block SIGIO in this thread and those it starts.
 pub fn block_sigio() {
     // SAFETY: the set is initialised by sigemptyset before use.
