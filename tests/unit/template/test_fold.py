@@ -1,8 +1,7 @@
 import pytest
 
 from agentenv.errors import UserError
-from agentenv.model import ImageConfig
-from agentenv.sandbox.record import Guest
+from agentenv.model import Guest, ImageConfig
 from agentenv.template import fold
 from agentenv.template.fold import State, absolute, captured
 from agentenv.template.recipe import Kind, Step

@@ -3,8 +3,7 @@ from dataclasses import replace
 import pytest
 
 from agentenv.errors import UserError
-from agentenv.model import Resources
-from agentenv.sandbox.record import Guest
+from agentenv.model import Guest, Resources
 from agentenv.template.recipe import (
     Base,
     Kind,
