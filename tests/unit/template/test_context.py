@@ -119,7 +119,7 @@ def test_add_unpacks_archives_and_nothing_else(folder):
 def test_the_hash_is_of_names_modes_and_content(folder):
     context = Context(folder)
 
-    def digest() -> str:
+    def digest() -> str | None:
         return context.pack(wanted("app")).step.files
 
     first = digest()
