@@ -22,6 +22,7 @@ from pydantic import StrictStr, TypeAdapter, ValidationError
 from agentenv.concurrency import KeyedLocks
 from agentenv.errors import AgentEnvError, ImageError, NotFound, UserError
 from agentenv.host.files import file_lock, try_file_lock
+from agentenv.image.credentials import Credentials
 from agentenv.image.open import opened
 from agentenv.image.reference import LocalImage, StoreImage, parse
 from agentenv.image.registry import RegistrySettings
@@ -81,8 +82,12 @@ class ImageCatalog:
         self._fetches = asyncio.Semaphore(FETCHES)
         self._conversions = asyncio.Semaphore(os.cpu_count() or 1)
 
-    async def pull(self, text: str, report: Report = quiet) -> Image:
+    async def pull(
+        self, text: str, report: Report = quiet, login: Credentials | None = None
+    ) -> Image:
         """Bring an image into the store; what is there already is not fetched again.
+
+        ``login``: for its registry, instead of what Docker's configuration has.
 
         Raises UserError for a bad reference, ImageError, InfraError; of a pull that failed or was
         cancelled nothing is left that the next collection would not take.
@@ -94,7 +99,9 @@ class ImageCatalog:
             async with (
                 file_lock(self._lock, LOCK, shared=True),
                 leases.hold(self.layers.objects) as lease,
-                opened(reference, self.settings, self.layers.drafts) as source,
+                opened(
+                    reference, replace(self.settings, login=login), self.layers.drafts
+                ) as source,
             ):
                 row = await self._stored(image_id(str(reference), source.digest), lease)
                 if row is None:
@@ -133,7 +140,7 @@ class ImageCatalog:
         except AgentEnvError as error:
             log.warning("what is not needed any more is not removed now: %s", error.message)
 
-    async def pull_remote(self, text: str) -> Image:
+    async def pull_remote(self, text: str, login: Credentials | None = None) -> Image:
         """For requests from afar: an image by registry reference or Debian suite, pulled if it is
         not there. A path would name the server's files: UserError (``invalid_reference``)."""
         reference = parse(text)
@@ -145,7 +152,7 @@ class ImageCatalog:
             )
         async with self._pulling.hold(str(reference)):
             row = await self._records.image(str(reference))
-            return _image(row) if row else await self.pull(text)
+            return _image(row) if row else await self.pull(text, login=login)
 
     async def _stored(self, image_id: str, lease: Lease) -> ImageRow | None:
         """The image as another node made it, if all it needs is there; it stays from now on."""

@@ -85,7 +85,7 @@ def cluster():
 
 @pytest.fixture
 async def http(cluster):
-    app = create_app(cluster, key=KEY, node="n000", domain=None)
+    app = create_app(cluster, None, key=KEY, node="n000", domain=None)
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
     async with httpx.AsyncClient(
         transport=transport, base_url="http://x", headers={"X-API-Key": KEY}
