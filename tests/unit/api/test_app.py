@@ -58,8 +58,8 @@ class Remembering:
         self.made[sandbox_id] = replace(info, end_at=datetime.now(UTC) + timedelta(seconds=seconds))
         return self.made[sandbox_id]
 
-    async def connect(self, sandbox_id, seconds):
-        return await self.get(sandbox_id)
+    async def connect(self, sandbox_id, seconds, *, memory=True):
+        return await self.get(sandbox_id), False
 
     async def nodes(self):
         return []
@@ -144,7 +144,9 @@ async def test_the_life_of_a_sandbox_in_codes(http):
         {"templateID": "base", "timeout": 10**9},
         {"templateID": "base", "metadata": {"a": 1}},
         {"templateID": "base", "memoryMB": 1},
-        {"templateID": "base", "autoPause": True},
+        {"templateID": "base", "autoPauseMemory": False},
+        {"templateID": "base", "autoPause": 3},
+        {"templateID": "base", "mcp": {"a": {}}},
         {"templateID": "base", "network": {"allowOut": ["example.org"]}},
         {"templateID": "base", "network": {"denyOut": ["1.1.1.1/40"]}},
         {"templateID": "base", "network": {"rules": {"a": []}}},
