@@ -173,7 +173,7 @@ class Snapshots:
 
     async def _runs_of(self, element: Element) -> bytes:
         if element.raw:
-            return await asyncio.to_thread(self.raws.runs(element.raw).read_bytes)
+            return await asyncio.to_thread(self.raws.read_runs, element.raw)
         assert element.layer
         if element.layer not in self._runs:
             table = await self._layers.table(element.layer)

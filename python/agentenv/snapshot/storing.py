@@ -145,7 +145,7 @@ class Storing:
         names = [each.raw for each in own if each.raw]
         with self._raws.making(1) as (fresh,):
             files = [self._raws.memory(raw) for raw in names]
-            runs = [await asyncio.to_thread(self._raws.runs(raw).read_bytes) for raw in names]
+            runs = [await asyncio.to_thread(self._raws.read_runs, raw) for raw in names]
             size = own[0].blocks * BLOCK
             laid = list(zip(files, runs, strict=True))
             await asyncio.to_thread(self._raws.merge, laid, fresh, size)
@@ -153,7 +153,7 @@ class Storing:
 
     async def _store_memory(self, raw: str, blocks: int, lease: Lease) -> None:
         path = self._raws.memory(raw)
-        runs = await asyncio.to_thread(self._raws.runs(raw).read_bytes)
+        runs = await asyncio.to_thread(self._raws.read_runs, raw)
         spans = _core.run_spans(runs)
         part = await self._layers.write(path, spans, blocks, MEMORY_WINDOW, lease)
         await self._layers.keep_here(part, path)
