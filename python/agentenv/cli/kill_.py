@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from agentenv.cli.server import Home, Url, ask, one_by_one, known_ids
+from agentenv.cli.server import Home, Url, ask, known_ids, one_by_one
 from agentenv.errors import UserError
 from agentenv.sdk.client import Client
 

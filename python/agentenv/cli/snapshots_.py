@@ -8,7 +8,7 @@ import typer
 
 from agentenv.cli import output
 from agentenv.cli.output import Form, Output
-from agentenv.cli.server import Home, Url, ask, one_by_one, known_ids
+from agentenv.cli.server import Home, Url, ask, known_ids, one_by_one
 from agentenv.sdk.client import Client
 from agentenv.sdk.templates import Templates
 
