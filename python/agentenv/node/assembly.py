@@ -158,7 +158,7 @@ async def open_node(config: Config, *, serve: bool = True) -> AsyncGenerator[Nod
             if serve:
                 await data_plane.start()
                 await engine.prepare()
-            await node.start(storage_lost=storage_is_new)
+            await node.start(storage_lost=storage_is_new, serve=serve)
             occupied = False
             if serve:
                 data_plane.watch_wakes(lambda sandbox_id: node.resume(sandbox_id, None))

@@ -211,15 +211,17 @@ class NodeGround:
         listen = f"{network.gateway}:{DNS_PORT}"
         return route, Resolver(info.id, str(network.netns), listen, self._name_servers)
 
-    async def reconcile(self, in_use: set[int], owned: set[str]) -> None:
+    async def reconcile(self, in_use: set[int], owned: set[str], *, serve: bool) -> None:
         """Remove what an earlier server left and no record owns: engines, folders, slots.
-        ``owned`` are machines."""
+        ``owned`` are machines. Where nobody is served, no block server is asked to tidy."""
         await self._engine.sweep(owned)
         for parent in (self._folders.sandboxes, self._folders.run):
             for folder in parent.glob("*"):
                 if folder.name not in owned:
                     await asyncio.to_thread(shutil.rmtree, folder)
         await self._slots.start(in_use)
+        if not serve:
+            return
         try:
             await self._roots.keep_only(owned)
             await self._catalog.sweep()
