@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Body, Header, Query, Response
 
-from agentenv.api import paging, schemas, snapshots
+from agentenv.api import lineage, paging, schemas, snapshots
 from agentenv.cluster.contract import Cluster
 from agentenv.errors import Conflict, UserError
 from agentenv.sandbox import logs
@@ -30,6 +30,7 @@ def moment(milliseconds: int | None) -> datetime | None:
 def routes(cluster: Cluster, node: str, domain: str | None) -> APIRouter:
     router = APIRouter(tags=["sandboxes"])
     router.include_router(snapshots.routes(cluster, node, domain))
+    router.include_router(lineage.routes(cluster, node, domain))
 
     async def create(body: schemas.CreateBody, secure: bool, key: str | None) -> dict[str, Any]:
         info = await cluster.create(body.request(secure=secure, idempotency_key=key))

@@ -207,6 +207,10 @@ class SnapshotBody(BaseModel):
         return How(self.memory is not False)
 
 
+class RollbackBody(BaseModel):
+    snapshotID: str | None = Field(default=None, min_length=1, max_length=512)
+
+
 class ForkBody(BaseModel):
     timeout: int | None = Field(default=None, ge=1, le=MAX_TIMEOUT, strict=True)
     count: int = Field(default=1, ge=1, le=100, strict=True)

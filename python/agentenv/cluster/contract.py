@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from agentenv.errors import AgentEnvError
+from agentenv.node.lineage import Lineage
 from agentenv.sandbox.logs import Entry
 from agentenv.sandbox.metrics import Sample
 from agentenv.sandbox.record import NewSandbox, SandboxInfo
@@ -86,6 +87,19 @@ class Cluster(Protocol):
         self, sandbox_id: str | None = None, name: str | None = None
     ) -> Sequence[SnapshotInfo]:
         """Named snapshots, newest first."""
+        ...
+
+    async def lineage(self, sandbox_id: str) -> Lineage:
+        """Also of one that ended lately."""
+        ...
+
+    async def lineages(self) -> Sequence[Lineage]:
+        """Of those that have not ended, newest first."""
+        ...
+
+    async def rollback(self, sandbox_id: str, key: str | None) -> SandboxInfo:
+        """Put a running sandbox back to a snapshot of its line: the one that ``key`` names, else
+        the last; if that fails it runs on as before."""
         ...
 
     async def set_network(

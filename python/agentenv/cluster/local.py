@@ -13,7 +13,9 @@ from agentenv.cluster import snapshots
 from agentenv.cluster.contract import NodeInfo, SnapshotInfo
 from agentenv.errors import AgentEnvError, InfraError
 from agentenv.node.fork import fork
+from agentenv.node.lineage import Lineage, lineage, lineages
 from agentenv.node.node import Node
+from agentenv.node.rollback import rollback
 from agentenv.node.workshop import MARK
 from agentenv.sandbox.logs import Entry, entries
 from agentenv.sandbox.metrics import Sample
@@ -70,6 +72,16 @@ class LocalCluster:
         self, sandbox_id: str | None = None, name: str | None = None
     ) -> Sequence[SnapshotInfo]:
         return await snapshots.find(self._node.records, sandbox_id, name)
+
+    async def lineage(self, sandbox_id: str) -> Lineage:
+        return await lineage(self._node, sandbox_id)
+
+    async def lineages(self) -> Sequence[Lineage]:
+        seen = {info.id for info in await self.list()}
+        return [each for each in await lineages(self._node) if each.id in seen]
+
+    async def rollback(self, sandbox_id: str, key: str | None) -> SandboxInfo:
+        return await rollback(self._node, sandbox_id, key)
 
     async def set_network(
         self, sandbox_id: str, internet: bool, allow: tuple[str, ...], deny: tuple[str, ...]

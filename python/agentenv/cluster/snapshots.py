@@ -9,13 +9,11 @@ from datetime import UTC, datetime
 
 from agentenv.cluster.contract import SnapshotInfo
 from agentenv.model import new_id
+from agentenv.node.lineage import SOURCE
 from agentenv.node.node import Node
 from agentenv.sandbox.suspend import How
 from agentenv.store.records import DEFAULT_TAG, BuildRow, Records, TemplateRow
 from agentenv.template.names import TemplateName, check
-
-SOURCE = "sandbox_id"
-"""Names the sandbox in the record of a build that is a snapshot."""
 
 
 async def take(node: Node, sandbox_id: str, name: str | None, how: How) -> SnapshotInfo:

@@ -312,6 +312,14 @@ class Node:
         resumed = await detached(self._tasks, work, f"resume {sandbox_id}")
         return found.info, resumed
 
+    async def rollback(self, sandbox_id: str, snapshot_id: str) -> SandboxInfo:
+        """See ``Sandbox.rollback``; whose snapshot that may be is asked in ``node.rollback``."""
+        found, manifest = await self.find(sandbox_id), self.ground.snapshots.known(snapshot_id)
+        turns = self._restores if manifest and manifest.memory else self._boots
+        work = found.rollback(turns, self.config.boot_deadline, snapshot_id)
+        await detached(self._tasks, work, f"rollback {sandbox_id}")
+        return found.info
+
     @asynccontextmanager
     async def taking(self, sandbox_id: str, how: How) -> AsyncGenerator[Manifest]:
         """A snapshot of a running sandbox; it stays if somebody needs it when the block ends.

@@ -83,6 +83,19 @@ def disk_of(ground: Ground, info: SandboxInfo) -> Path:
     return ground.files(info.machine) / DISK
 
 
+def objects(ground: Ground, info: SandboxInfo, slot: int) -> dict[str, object]:
+    """What is held for its machine, but for the engine's own."""
+    place = ground.place(slot)
+    return {
+        "slot": place.index,
+        "netns": str(place.attachment.netns),
+        "tap": place.attachment.tap,
+        "uid": place.uid,
+        "files": str(ground.files(info.machine)),
+        "run_dir": str(ground.run_dir(info.machine)),
+    }
+
+
 @dataclass(frozen=True, slots=True)
 class Parts:
     """What a machine is made from, open for it."""

@@ -11,8 +11,9 @@ from datetime import UTC, datetime, timedelta
 from agentenv.concurrency import Tasks
 from agentenv.engine.contract import ControlChannel, ExitCause, ExitKind, Machine
 from agentenv.errors import AgentEnvError, GuestError, InfraError
-from agentenv.sandbox import agent, launch, suspend
-from agentenv.sandbox.ground import Ground, Place
+from agentenv.sandbox import adopt, launch, rollback, suspend
+from agentenv.sandbox.deadline import Deadline
+from agentenv.sandbox.ground import Ground
 from agentenv.sandbox.network import Policy
 from agentenv.sandbox.record import SandboxInfo, to_row
 from agentenv.sandbox.state import Request, State, move
@@ -42,7 +43,7 @@ class Sandbox:
         self._lock = asyncio.Lock()
         self._machine: Machine | None = None
         self._control: ControlChannel | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._deadline = Deadline(tasks, f"expire {info.id}", self._expire)
 
     @property
     def id(self) -> str:
@@ -106,7 +107,7 @@ class Sandbox:
     async def _pause(self, how: suspend.How) -> None:
         running = self.info.with_(state=move(self.id, self.info.state, Request.PAUSE))
         self.info, before = running, self.info
-        self._cancel_timer()
+        self._deadline.cancel()
         begun = utcnow()
         try:
             with launch.phase(self.info.phases, "pause.cut"):
@@ -132,7 +133,7 @@ class Sandbox:
         self.info = before.with_(phases=self.info.phases)
         with suppress(InfraError):
             await self._publish()
-        self._set_timer()
+        self._deadline.set(self.info.end_at)
 
     async def _let_go(self, running: SandboxInfo) -> None:
         """The machine of one that is paused by now; what stays of it, the next start removes."""
@@ -179,7 +180,7 @@ class Sandbox:
 
     async def _stay_paused(self, before: SandboxInfo) -> None:
         failed, self.info = self.info, before
-        self._cancel_timer()
+        self._deadline.cancel()
         await self._let_go(failed)
         if failed.state is State.RUNNING:
             await self._note()
@@ -196,6 +197,38 @@ class Sandbox:
         self.info = self.info.with_(disk_id=disk.id)
         await self._ground.snapshots.add(disk, to_row(self.info))
 
+    async def rollback(
+        self, turns: asyncio.Semaphore, boot_deadline: float, snapshot_id: str
+    ) -> None:
+        """Go back to a snapshot: a second machine is restored from it, then takes the first one's
+        place. Id, tokens and deadline stay.
+
+        Raises Conflict if it does not run, NotFound, ImageError, GuestError, InfraError: then it
+        runs on as before.
+        """
+        async with self._lock, self._ground.snapshots.held(snapshot_id) as manifest:
+            if self.info.state is not State.RUNNING:
+                move(self.id, self.info.state, Request.PAUSE)
+            first, machine, control = self.info, self._machine, self._control
+            made = rollback.beside(self._ground, first, manifest, turns, boot_deadline)
+            async with made as second:
+                try:
+                    self.info = second.info
+                    self._machine, self._control = second.running.machine, second.running.control
+                    await self._save()
+                    await self._publish()
+                except BaseException:
+                    self.info, self._machine, self._control = first, machine, control
+                    await asyncio.shield(self._stand_by(first))
+                    raise
+            self._watch()
+            await rollback.remove(self._ground, first, machine, control)
+
+    async def _stand_by(self, first: SandboxInfo) -> None:
+        """It could not go back: its record and its route are those of the machine it has."""
+        await self._note()
+        await self._run_on(first)
+
     def _source(self) -> suspend.Source:
         assert self._machine is not None and self._control is not None
         return suspend.Source(self._ground, self.info, self._machine, self._control)
@@ -206,37 +239,17 @@ class Sandbox:
             if self.info.state is State.PAUSED:
                 self._ground.will_sleep(self.info, self.info.lifecycle.resume)
                 return True
-            if self.info.state is State.RUNNING and self.info.slot is not None:
-                place = self._ground.place(self.info.slot)
-                spec = launch.machine_spec(self._ground, self.info, place)
-                self._machine = await self._ground.engine.adopt(spec)
-                if self._machine is not None:
-                    return await self._take_over(self._machine, place)
-            half_made = self.info.state is State.CREATING
-            reason = (
-                "the server was restarted while it was being made"
-                if half_made
-                else "the machine ended while no server watched"
-            )
-            await self._end(Request.DIED, ExitCause(ExitKind.UNKNOWN, reason))
-            return False
-
-    async def _take_over(self, machine: Machine, place: Place) -> bool:
-        try:
-            self._control = await machine.control()
-            await machine.go_on()  # an earlier server may have died while it was saving it
-            with suppress(GuestError):
-                await agent.release(self._control)
-        except (InfraError, GuestError, TimeoutError):
-            await self._end(Request.DIED, await machine.kill())
-            return False
-        for held in filter(None, (self.info.snapshot_id, self.info.disk_id)):
-            self._ground.snapshots.adopt(held, self.info.machine)
-        if self.info.network_pending:
-            await self._fence()
-        self._ground.will_publish(self.info, place)
-        self._watch()
-        return True
+            found = await adopt.find(self._ground, self.info)
+            if isinstance(found, ExitCause):
+                await self._end(Request.DIED, found)
+                return False
+            assert self.info.slot is not None
+            self._machine, self._control = found.machine, found.control
+            if self.info.network_pending:
+                await self._fence()
+            self._ground.will_publish(self.info, self._ground.place(self.info.slot))
+            self._watch()
+            return True
 
     async def proceed(self) -> None:
         """Its storage answers again: if that stopped the guest, let it go on. Raises InfraError."""
@@ -277,7 +290,7 @@ class Sandbox:
     async def _live_until(self, end_at: datetime, lifetime: float) -> None:
         self.info = self.info.with_(end_at=end_at, lifetime=lifetime or self.info.lifetime)
         await self._save()
-        self._set_timer()
+        self._deadline.set(self.info.end_at)
 
     async def set_network(self, change: Callable[[Policy], Policy]) -> None:
         """Replace its network policy while it runs; durable and in force when this returns.
@@ -329,46 +342,26 @@ class Sandbox:
         """Every host object that is held for it."""
         if self.info.slot is None or self.info.state is State.ENDED:
             return {}
-        place = self._ground.place(self.info.slot)
-        return {
-            "slot": place.index,
-            "netns": str(place.attachment.netns),
-            "tap": place.attachment.tap,
-            "uid": place.uid,
-            "files": str(self._ground.files(self.info.machine)),
-            "run_dir": str(self._ground.run_dir(self.info.machine)),
-            **(self._machine.objects() if self._machine else {}),
-        }
+        held = launch.objects(self._ground, self.info, self.info.slot)
+        return {**held, **(self._machine.objects() if self._machine else {})}
 
     async def detach(self) -> None:
         """The server stops: let go of the machine without touching it."""
-        self._cancel_timer()
+        self._deadline.cancel()
         if self._control is not None:
             await self._control.close()
 
     def _watch(self) -> None:
         assert self._machine is not None
         self._tasks.start(self._watch_death(self._machine), f"watch {self.id}")
-        self._set_timer()
-
-    def _cancel_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _set_timer(self) -> None:
-        self._cancel_timer()
-        delay = (self.info.end_at - utcnow()).total_seconds()
-        self._timer = asyncio.get_running_loop().call_later(
-            max(0.0, delay), lambda: self._tasks.start(self._expire(), f"expire {self.id}")
-        )
+        self._deadline.set(self.info.end_at)
 
     async def _expire(self) -> None:
         async with self._lock:
             if self.info.state is not State.RUNNING:
                 return
             if self.info.end_at > utcnow():
-                self._set_timer()  # extended meanwhile
+                self._deadline.set(self.info.end_at)  # extended meanwhile
             elif self.info.lifecycle.pause:
                 await self._pause_at_deadline()
             else:
@@ -383,7 +376,7 @@ class Sandbox:
             # Losing its work would be worse than letting it run on.
             log.error("sandbox %s cannot be paused at its deadline: %s", self.id, error.message)
             self.info = self.info.with_(end_at=utcnow() + PAUSE_AGAIN)
-            self._set_timer()
+            self._deadline.set(self.info.end_at)
 
     async def _watch_death(self, machine: Machine) -> None:
         cause = await machine.wait()
@@ -394,7 +387,7 @@ class Sandbox:
 
     async def _end(self, request: Request, cause: ExitCause) -> None:
         """Dismantle under the lock; ``cause`` is what the post-mortem says."""
-        self._cancel_timer()
+        self._deadline.cancel()
         console = self._machine.console_tail() if self._machine else cause.console
         self.info = self.info.with_(
             state=move(self.id, self.info.state, request),

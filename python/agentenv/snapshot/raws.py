@@ -12,7 +12,7 @@ import asyncio
 import os
 from collections import Counter, defaultdict
 from collections.abc import Generator, Iterable, Set
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from agentenv import _core
@@ -43,6 +43,14 @@ class Raws:
 
     def disk(self, raw: str) -> Path:
         return self._folder / f"{raw}.qcow2"
+
+    def bytes_of(self, raw: str) -> int:
+        """What the memory or the disk takes here; nothing if it was stored meanwhile."""
+        with suppress(FileNotFoundError):
+            return self.memory(raw).stat().st_blocks * 512
+        with suppress(FileNotFoundError):
+            return self.disk(raw).stat().st_blocks * 512
+        return 0
 
     @contextmanager
     def making(self, count: int) -> Generator[list[str]]:

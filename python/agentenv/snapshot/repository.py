@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -63,6 +63,7 @@ class Snapshots:
         self._known: dict[str, Manifest] = {}
         self._held: dict[str, int] = {}
         self._runs: dict[str, bytes] = {}
+        self._sizes: dict[str, int] = {}
         self._tasks = Tasks()
         self._tidying: asyncio.Task[None] | None = None
         self._started = False
@@ -106,6 +107,21 @@ class Snapshots:
 
     def known(self, snapshot_id: str) -> Manifest | None:
         return self._known.get(snapshot_id)
+
+    def all(self) -> Sequence[Manifest]:
+        return list(self._known.values())
+
+    async def bytes_of(self, element: Element) -> int:
+        """Bytes of a layer that are no zeroes, or what its files on this node take.
+
+        Raises ImageError, InfraError.
+        """
+        if element.raw:
+            return await asyncio.to_thread(self.raws.bytes_of, element.raw)
+        assert element.layer
+        if element.layer not in self._sizes:
+            self._sizes[element.layer] = (await self._layers.table(element.layer)).data_bytes
+        return self._sizes[element.layer]
 
     async def find(self, snapshot_id: str) -> Manifest:
         """One of this node's, or one in the store, which is this node's as well from now on.
@@ -225,3 +241,4 @@ class Snapshots:
         layers = {layer for each in self._known.values() for layer in each.layers}
         for layer in manifest.layers - layers:
             self._runs.pop(layer, None)
+            self._sizes.pop(layer, None)

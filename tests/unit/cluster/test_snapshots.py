@@ -4,7 +4,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from agentenv.cluster.snapshots import SOURCE, find
+from agentenv.cluster.snapshots import find
+from agentenv.node.lineage import SOURCE
 from agentenv.store.records import BuildRow, ImageRow, TemplateRow
 from agentenv.store.sql import SqlRecords
 
