@@ -40,6 +40,19 @@ HOMES: dict[str, tuple[str, str]] = {
     "cli/resume_.py": ("tests/integration/cli/test_suspend.py", "run as the command it is"),
     "cli/snapshot_.py": ("tests/integration/cli/test_suspend.py", "run as the command it is"),
     "cli/snapshots_.py": ("tests/integration/cli/test_suspend.py", "run as the command it is"),
+    "api/lineage.py": (
+        "tests/integration/suspend/test_rollback.py",
+        "needs a machine: tested through the whole",
+    ),
+    "node/rollback.py": (
+        "tests/integration/suspend/test_rollback.py",
+        "needs a machine: tested through the whole",
+    ),
+    "sandbox/adopt.py": ("tests/faults/node/test_crashes.py", "its promises are about crashes"),
+    "cli/rollback_.py": (
+        "tests/integration/suspend/test_rollback.py",
+        "run as the command it is",
+    ),
     "cli/fork_.py": ("tests/integration/cli/test_suspend.py", "run as the command it is"),
     "cli/server.py": ("tests/integration/node/test_sandboxes.py", "run as the command it is"),
     "cli/config_.py": ("tests/integration/cli/test_cli.py", "run as the command it is"),

@@ -35,6 +35,10 @@ def dump(value: Any) -> None:
     print(json.dumps(value, indent=2 if interactive() else None, default=str))
 
 
+def as_json(form: Form) -> bool:
+    return form is Form.JSON or (form is Form.AUTO and not interactive())
+
+
 def table(
     columns: Sequence[str],
     rows: Iterable[Sequence[object]],
@@ -42,7 +46,7 @@ def table(
     form: Form = Form.AUTO,
 ) -> None:
     """``rows`` as a table or ``records`` as JSON, as ``form`` wants it."""
-    if form is Form.JSON or (form is Form.AUTO and not interactive()):
+    if as_json(form):
         dump(records)
         return
     from rich.console import Console

@@ -213,6 +213,19 @@ class Client:
             for each in made
         ]
 
+    async def lineage(self, sandbox_id: str) -> dict[str, Any]:
+        """Its ancestors, children, and what it holds alone."""
+        return await self.call("GET", _of(sandbox_id, "lineage"))
+
+    async def lineages(self) -> list[dict[str, Any]]:
+        return await self.call("GET", "/lineage")
+
+    async def rollback(self, sandbox_id: str, snapshot_id: str | None = None) -> dict[str, Any]:
+        """Put it back to a snapshot of its line, the last one if none is named. Raises Conflict
+        for another's; whatever fails, it runs on as before."""
+        body = {"snapshotID": snapshot_id} if snapshot_id else {}
+        return await self.call("POST", _of(sandbox_id, "rollback"), json=body)
+
     async def call(self, method: str, path: str, **options: Any) -> Any:
         """One request of the control plane: its answer, None without one."""
         response = await self._send(method, path, **options)

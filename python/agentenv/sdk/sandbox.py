@@ -75,6 +75,15 @@ class Sandbox:
             for each in made
         ]
 
+    async def rollback(self, snapshot_id: str | None = None) -> None:
+        """Put it back to a snapshot of it or of a sandbox that it came from; without one to the
+        last. If that fails it runs on as before."""
+        await self._client.rollback(self.id, snapshot_id)
+
+    async def lineage(self) -> dict[str, Any]:
+        """Its ancestors (nearest first), children, and the bytes that it holds alone."""
+        return await self._client.lineage(self.id)
+
     async def info(self) -> dict[str, Any]:
         """As the API answers: state, times, sizes, metadata, network."""
         return await self._client.sandbox(self.id)
