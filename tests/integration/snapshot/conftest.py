@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import struct
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -49,7 +49,7 @@ def runs(content: Content) -> bytes:
 
 
 async def until_async(condition) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(8):
         while not condition():
             await asyncio.sleep(0.02)
 
@@ -65,6 +65,7 @@ class Home:
     base: Part
     disk_spans: object
     snapshots: Snapshots = field(init=False)
+    making: ExitStack = field(default_factory=ExitStack)
 
     def __post_init__(self) -> None:
         self.make()
@@ -87,9 +88,7 @@ class Home:
 
     def raw(self, content: Content) -> Element:
         """A memory as a machine leaves it."""
-        name = new_id()
-        raws = self.snapshots.raws
-        raws.prepare()
+        name, raws = self._fresh(), self.snapshots.raws
         path = raws.make_memory(name, PAGES * BLOCK)
         with path.open("rb+") as file:
             for page, data in content.items():
@@ -98,10 +97,15 @@ class Home:
         raws.put_runs(name, runs(content))
         return Element(PAGES, raw=name)
 
+    def _fresh(self) -> str:
+        """A name whose files no sweep takes before a snapshot is added."""
+        name = new_id()
+        self.making.enter_context(self.snapshots.raws.kept([name]))
+        return name
+
     def raw_disk(self, content: Content) -> Element:
         """A disk; this home's engine writes flat ones."""
-        name = new_id()
-        self.snapshots.raws.prepare()
+        name = self._fresh()
         self.snapshots.raws.disk(name).write_bytes(flat(content))
         return Element(PAGES, raw=name)
 
@@ -121,6 +125,7 @@ class Home:
             state="",
         )
         await self.snapshots.add(made, sandbox(made) if needed else None)
+        self.making.close()
         return made
 
     def now(self, made: Manifest) -> Manifest:

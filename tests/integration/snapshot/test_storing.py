@@ -42,9 +42,11 @@ async def test_files_that_one_snapshot_has_become_one_layer(home: Home):
 async def test_a_file_that_others_have_stays_apart(home: Home):
     """Also where it lies between two that are the snapshot's own."""
     last = pages(3, 2, 63)
+    await home.snapshots.close()  # nothing is stored before both are there
     first, middle, top = (home.raw(content) for content in (BELOW, ABOVE, last))
     made = await home.add((first, middle, top))
     other = await home.add((middle,))
+    await home.restart()
     found, shared = await home.stored(made), await home.stored(other)
     assert await home.content(found.memory or ()) == flat(BELOW, ABOVE, last)
     assert await home.content(shared.memory or ()) == flat(ABOVE)
