@@ -1,13 +1,12 @@
 """Files of memories and disks: laid over one another, damaged, swept."""
 
 import pytest
+from tests.blocks import BLOCK
+from tests.integration.snapshot.conftest import PAGES, Home, flat, pages
 
 from agentenv import _core
 from agentenv.errors import InfraError
 from agentenv.snapshot.raws import Raws
-from tests.integration.snapshot.conftest import PAGES, Home, flat, pages
-
-from tests.blocks import BLOCK
 
 OLD = pages(1, 0, 1, 2, 9)
 NEW = {**pages(2, 1, 30), 2: None}

@@ -1,10 +1,10 @@
 """The snapshots of a home: found, opened, forgotten."""
 
 import pytest
+from tests.integration.snapshot.conftest import Home, flat, home_in, pages, until_async
 
 from agentenv.errors import NotFound
 from agentenv.snapshot.manifest import to_row
-from tests.integration.snapshot.conftest import Home, flat, home_in, pages, until_async
 
 ONE, TWO = pages(1, 0, 1, 2, 9), pages(2, 1, 30)
 

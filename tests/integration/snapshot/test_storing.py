@@ -1,10 +1,10 @@
 """From files of a node to layers in the store."""
 
 import pytest
+from tests.integration.snapshot.conftest import Home, flat, pages, until_async
 
 from agentenv.snapshot.storing import CLAIM, MAX_DEPTH, keys
 from agentenv.store.claims import read_claims
-from tests.integration.snapshot.conftest import Home, flat, pages, until_async
 
 BELOW = pages(1, 0, 1, 2, 9)
 ABOVE = {**pages(2, 1, 30), 2: None}
