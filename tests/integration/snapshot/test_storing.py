@@ -54,15 +54,15 @@ async def test_a_file_that_others_have_stays_apart(home: Home):
 
 
 async def test_a_deep_stack_is_made_flat_above_its_lowest_layer(home: Home):
-    contents = [pages(seed, seed, seed + 1, 40) for seed in range(MAX_DEPTH + 2)]
+    contents = [pages(seed, seed, seed + 1, 40) for seed in range(MAX_DEPTH + 1)]
     stack = (await home.stored(await home.add((home.raw(contents[0]),)))).memory or ()
+    depths = [len(stack)]
     for content in contents[1:]:
         found = await home.stored(await home.add((*stack, home.raw(content))))
         stack = found.memory or ()
-        if len(stack) == 2 and content is not contents[1]:
-            break
-    assert len(stack) == 2
-    assert await home.content(stack) == flat(*contents[: contents.index(content) + 1])
+        depths.append(len(stack))
+    assert depths == [*range(1, MAX_DEPTH + 1), 2]
+    assert await home.content(stack) == flat(*contents)
 
 
 async def test_one_that_cannot_be_stored_does_not_stop_the_others(home: Home):
