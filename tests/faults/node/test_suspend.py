@@ -41,7 +41,12 @@ def guest(own):
     yield guest
     assert own.api("DELETE", f"/sandboxes/{guest.id}").status_code == 204
     until(lambda: not files(own))
-    assert not list((own.home / "sandboxes").iterdir())
+    assert not machines(own, guest.id)
+
+
+def machines(server, sandbox_id):
+    """Folders of a sandbox's machines; others wait for sandboxes to come."""
+    return list((server.home / "sandboxes").glob(f"{sandbox_id}*"))
 
 
 def files(server):
@@ -81,7 +86,7 @@ def is_whole(guest):
         if each["sandboxID"] != guest.id:  # a copy that was there already
             server.api("DELETE", f"/sandboxes/{each['sandboxID']}")
     until(lambda: files(server) == needed_files(server))
-    until(lambda: len(list((server.home / "sandboxes").iterdir())) == 1)
+    until(lambda: len(machines(server, guest.id)) == 1)
 
 
 @pytest.mark.parametrize("delay", MOMENTS + MORE)

@@ -73,3 +73,13 @@ async def test_a_record_that_cannot_be_read_does_not_stop_the_start(home: Home):
     await home.restart()
     assert home.snapshots.known(good.id) and home.snapshots.known(bad.id) is None
     await home.stored(good)
+
+
+async def test_a_machine_found_again_keeps_no_name_of_a_disk_that_it_has_open(home: Home):
+    await home.snapshots.close()
+    made = await home.add((home.raw(ONE),), (home.raw_disk(TWO),))
+    await home.snapshots.open(made, "machine")
+    await home.restart()
+    home.snapshots.adopt(made.id, "machine")
+    await home.stored(made)
+    await until_async(lambda: not home.files())
