@@ -187,6 +187,7 @@ class Snapshots:
         if manifest := self._known.get(snapshot_id):
             for raw in manifest.raws:
                 self.raws.use(raw, holder)
+        self.has_open(holder)  # of its disks it needs no names
 
     def has_open(self, holder: str) -> None:
         """The machine runs: it has opened what it was given."""
