@@ -36,6 +36,11 @@ HOMES: dict[str, tuple[str, str]] = {
     "cli/kill_.py": ("tests/integration/node/test_sandboxes.py", "run as the command it is"),
     "cli/inspect_.py": ("tests/integration/node/test_sandboxes.py", "run as the command it is"),
     "cli/logs_.py": ("tests/integration/node/test_sandboxes.py", "run as the command it is"),
+    "cli/pause_.py": ("tests/integration/cli/test_suspend.py", "run as the command it is"),
+    "cli/resume_.py": ("tests/integration/cli/test_suspend.py", "run as the command it is"),
+    "cli/snapshot_.py": ("tests/integration/cli/test_suspend.py", "run as the command it is"),
+    "cli/snapshots_.py": ("tests/integration/cli/test_suspend.py", "run as the command it is"),
+    "cli/fork_.py": ("tests/integration/cli/test_suspend.py", "run as the command it is"),
     "cli/server.py": ("tests/integration/node/test_sandboxes.py", "run as the command it is"),
     "cli/config_.py": ("tests/integration/cli/test_cli.py", "run as the command it is"),
     "cli/doctor_.py": ("tests/integration/cli/test_cli.py", "run as the command it is"),
@@ -87,10 +92,6 @@ HOMES: dict[str, tuple[str, str]] = {
         "needs a guest's agent, which runs there as a plain program",
     ),
     "sdk/ports.py": (
-        "tests/integration/agent/test_sdk.py",
-        "needs a guest's agent, which runs there as a plain program",
-    ),
-    "sdk/sandbox.py": (
         "tests/integration/agent/test_sdk.py",
         "needs a guest's agent, which runs there as a plain program",
     ),
