@@ -124,11 +124,6 @@ class SandboxInfo:
         return f"{self.id}.{self.generation}"
 
     @property
-    def restores_memory(self) -> bool:
-        """Whether its machine is to be restored, as far as the record tells."""
-        return self.snapshot_id is not None and not self.from_disk
-
-    @property
     def failed_creation(self) -> bool:
         """It ended before it ever ran."""
         return self.state is State.ENDED and "publish" not in self.phases
