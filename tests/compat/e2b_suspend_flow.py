@@ -1,14 +1,13 @@
-"""Templates, pauses, snapshots and forks by the official SDK. Each step that holds is said."""
+"""Pauses, snapshots and forks by the official SDK; as e2b_template_flow.py."""
 
-import asyncio
 import os
+import sys
 import time
 
-import e2b
-from e2b import AsyncTemplate, Sandbox, Template, wait_for_file
+from e2b import Sandbox, SandboxNotFoundException, SandboxState
 
 STEPS = []
-NAME = f"flow-{os.getpid()}"
+COUNT = "n=0; while :; do n=$((n+1)); echo $n > /tmp/count.new; mv /tmp/count.new /tmp/count; done"
 
 
 def step(function):
@@ -16,96 +15,114 @@ def step(function):
     return function
 
 
-def recipe(kind=Template):
-    return (
-        kind()
-        .from_template("base")
-        .set_envs({"GREETING": "hello"})
-        .run_cmd("echo $GREETING > /srv/greeting", user="root")
-        .set_workdir("/srv")
-        .set_start_cmd("echo up > /srv/up; exec sleep 100000", wait_for_file("/srv/up"))
-    )
+def until(condition, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come true"
+        time.sleep(0.05)
+
+
+def counts_on(sbx):
+    def count():
+        return int(sbx.files.read("/tmp/count"))
+
+    before = count()
+    until(lambda: count() > before)
+
+
+def state(sbx):
+    return Sandbox.get_info(sbx.sandbox_id).state
 
 
 @step
-def build_with_logs():
-    said = []
-    Template.build(recipe(), alias=NAME, on_build_logs=lambda entry: said.append(entry.message))
-    assert any("GREETING" in line or "RUN" in line for line in said), said
-    assert Template.alias_exists(NAME) if hasattr(Template, "alias_exists") else True
-
-
-@step
-def build_in_background():
-    info = Template.build_in_background(recipe(), alias=NAME)
-    deadline = time.monotonic() + 120
-    while Template.get_build_status(info).status.value not in ("ready", "error"):
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
-    assert Template.get_build_status(info).status.value == "ready"
-
-
-@step
-def build_asynchronously():
-    asyncio.run(AsyncTemplate.build(recipe(AsyncTemplate), alias=NAME))
-
-
-@step
-def a_failing_step_has_its_reason():
-    broken = Template().from_template("base").run_cmd("echo because >&2; exit 3", user="root")
-    try:
-        Template.build(broken, alias=f"{NAME}-broken")
-    except e2b.BuildException as error:
-        assert "3" in str(error), error
-    else:
-        raise AssertionError("a failing step was built")
-
-
-@step
-def the_started_process_lives_in_each_sandbox():
-    with Sandbox.create(NAME, timeout=300) as sbx:
-        done = sbx.commands.run("cat greeting; pgrep -f 'sleep 100000'")
-        assert done.stdout.startswith("hello\n") and len(done.stdout.split()) > 1
-
-
-@step
-def pause_and_connect():
-    sbx = Sandbox.create(NAME, timeout=300)
-    try:
-        sbx.files.write("/srv/kept", "kept")
-        assert sbx.pause() is not False if hasattr(sbx, "pause") else sbx.beta_pause() is None
-        assert not sbx.is_running()
+def pause_and_connect(sbx):
+    sbx.commands.run(COUNT, background=True)
+    until(lambda: sbx.files.exists("/tmp/count"))
+    for _ in range(2):
+        assert sbx.pause() is True and sbx.pause() is False
+        assert state(sbx) == SandboxState.PAUSED and not sbx.is_running()
         again = Sandbox.connect(sbx.sandbox_id, timeout=300)
-        assert again.files.read("/srv/kept") == "kept" and again.is_running()
+        assert state(sbx) == SandboxState.RUNNING and again.is_running()
+        counts_on(again)
+    counts_on(sbx)  # the object that was there before goes on as well
+
+
+@step
+def pause_of_the_disk_alone(sbx):
+    sbx.files.write("/srv/kept", "kept")
+    assert sbx.pause(keep_memory=False) is True
+    again = Sandbox.connect(sbx.sandbox_id, timeout=300)
+    assert again.files.read("/srv/kept") == "kept"
+    assert again.commands.run("pgrep -f '[c]ount.new' || echo none").stdout == "none\n"
+
+
+@step
+def forks_are_others_with_the_same_past(sbx):
+    sbx.files.write("/srv/past", "shared")
+    copies = sbx.fork(count=2, timeout=300)
+    try:
+        assert len({sbx.sandbox_id, *(copy.sandbox_id for copy in copies)}) == 3
+        for number, copy in enumerate(copies):
+            assert copy.files.read("/srv/past") == "shared"
+            copy.files.write("/srv/past", str(number))
+        assert [copy.files.read("/srv/past") for copy in copies] == ["0", "1"]
+        assert sbx.files.read("/srv/past") == "shared"
+    finally:
+        for copy in copies:
+            copy.kill()
+
+
+@step
+def snapshots_with_and_without_names(sbx):
+    unnamed, named = sbx.create_snapshot(), sbx.create_snapshot(name="sdk-saved:one")
+    assert named.snapshot_id == "sdk-saved:one" and named.names == ["sdk-saved:one"]
+    listed = sbx.list_snapshots().next_items()
+    assert [each.snapshot_id for each in listed] == [named.snapshot_id, unnamed.snapshot_id]
+    sbx.files.write("/srv/past", "later")
+    for saved in (unnamed, named):
+        with Sandbox.create(saved.snapshot_id, timeout=300) as copy:
+            assert copy.files.read("/srv/past") == "shared"
+        assert Sandbox.delete_snapshot(saved.snapshot_id) is True
+        assert Sandbox.delete_snapshot(saved.snapshot_id) is False
+
+
+@step
+def paused_at_its_deadline_and_woken_by_traffic(sbx):
+    lifecycle = {"on_timeout": "pause", "auto_resume": True}
+    own = Sandbox.create("base", timeout=300, lifecycle=lifecycle)
+    try:
+        own.files.write("/srv/kept", "kept")
+        own.set_timeout(0)
+        until(lambda: state(own) == SandboxState.PAUSED)
+        assert own.commands.run("cat /srv/kept").stdout == "kept"
+        assert state(own) == SandboxState.RUNNING
+    finally:
+        own.kill()
+
+
+@step
+def what_is_paused_can_be_killed(sbx):
+    sbx.pause()
+    assert Sandbox.kill(sbx.sandbox_id) is True and Sandbox.kill(sbx.sandbox_id) is False
+    try:
+        Sandbox.connect(sbx.sandbox_id)
+    except SandboxNotFoundException:
+        return
+    raise AssertionError("a killed sandbox was connected to")
+
+
+def main():
+    sbx = Sandbox.create("base", timeout=600, request_timeout=300)
+    try:
+        for function in STEPS:
+            function(sbx)
+            print(f"held {function.__name__}", flush=True)
     finally:
         sbx.kill()
 
 
-@step
-def snapshots_and_forks():
-    if not hasattr(Sandbox, "fork"):
-        return  # the older generation has neither
-    sbx = Sandbox.create(NAME, timeout=300)
-    copies = []
-    try:
-        sbx.files.write("/srv/past", "shared")
-        saved = sbx.create_snapshot()
-        copies = [*sbx.fork(count=2), Sandbox.create(saved.snapshot_id, timeout=300)]
-        assert [copy.files.read("/srv/past") for copy in copies] == ["shared"] * 3
-        assert len({copy.sandbox_id for copy in copies}) == 3
-        assert Sandbox.delete_snapshot(saved.snapshot_id) is True
-        assert Sandbox.delete_snapshot(saved.snapshot_id) is False
-    finally:
-        for each in (sbx, *copies):
-            each.kill()
-
-
-def main():
-    for function in STEPS:
-        begun = time.monotonic()
-        function()
-        print(f"held {function.__name__} {time.monotonic() - begun:.2f}s", flush=True)
-
-
 if __name__ == "__main__":
     main()
+    # The SDK's native HTTP threads (pyqwest) can abort an interpreter that is being finalized.
+    sys.stdout.flush()
+    os._exit(0)

@@ -81,7 +81,7 @@ class NodeGround:
 
     async def take_seat(self, info: SandboxInfo) -> Seat:
         size = info.resources
-        if info.restores_memory and (seat := self.warm.take((size.vcpus, size.memory_mib))):
+        if self._restores(info) and (seat := self.warm.take((size.vcpus, size.memory_mib))):
             try:
                 if info.network != OPEN:
                     await self.fence(seat.place.index, info.network)
@@ -90,6 +90,14 @@ class NodeGround:
                 await asyncio.shield(self._drop_waiting(seat))
                 raise
         return await self._seat(info.next_machine, info.network)
+
+    def _restores(self, info: SandboxInfo) -> bool:
+        """Whether it comes from memory that was saved, as far as this node knows: a machine that
+        waits for that cannot boot."""
+        if info.snapshot_id is None or info.from_disk:
+            return False
+        found = self._snapshots.known(info.snapshot_id)
+        return found is not None and found.memory is not None
 
     async def _seat(self, machine: str, policy: Policy) -> Seat:
         place = self.place(await self._slots.acquire(policy))

@@ -8,9 +8,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from agentenv.node.node import Node, not_found
+from agentenv.node.node import Node, not_found, readable
 from agentenv.sandbox.launch import disk_of
-from agentenv.sandbox.record import SandboxInfo, from_row
+from agentenv.sandbox.record import SandboxInfo
 from agentenv.sandbox.state import State
 from agentenv.snapshot.manifest import Element, Manifest
 from agentenv.store.records import BuildRow, TemplateRow
@@ -146,8 +146,8 @@ def _names(templates: Iterable[TemplateRow]) -> Mapping[str, str]:
 
 
 async def family(node: Node) -> Family:
-    """Of all that the node remembers. Raises InfraError."""
-    recorded = {row.id: from_row(row) for row in await node.records.sandboxes()}
+    """Of all that the node remembers and can read. Raises InfraError."""
+    recorded = {i.id: i for i in map(readable, await node.records.sandboxes()) if i}
     live = {info.id: info for info in node.list()}
     return Family(
         (recorded | live).values(),

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import replace
 
 from agentenv.engine.contract import ExitCause, ExitKind, Machine
 from agentenv.errors import GuestError, InfraError
-from agentenv.sandbox import agent, launch
+from agentenv.sandbox import launch, suspend
 from agentenv.sandbox.ground import Ground
 from agentenv.sandbox.launch import Running
 from agentenv.sandbox.record import SandboxInfo
@@ -33,8 +32,7 @@ async def _take_over(ground: Ground, info: SandboxInfo, machine: Machine) -> Run
     try:
         control = await machine.control()
         await machine.go_on()  # an earlier server may have died while it was saving it
-        with suppress(GuestError):
-            await agent.release(control)
+        await suspend.go_on(control)
     except (InfraError, GuestError, TimeoutError):
         return replace(await machine.kill(), console=machine.console_tail())
     for held in filter(None, (info.snapshot_id, info.disk_id)):

@@ -105,6 +105,8 @@ class Sandbox:
             await self._pause(how)
 
     async def _pause(self, how: suspend.How) -> None:
+        move(self.id, self.info.state, Request.PAUSE)
+        await self._mend()
         running = self.info.with_(state=move(self.id, self.info.state, Request.PAUSE))
         self.info, before = running, self.info
         self._deadline.cancel()
@@ -190,12 +192,17 @@ class Sandbox:
         async with self._lock:
             if self.info.state is not State.RUNNING:
                 move(self.id, self.info.state, Request.PAUSE)
+            await self._mend()
             return await suspend.snapshot(self._source(), how, self._sealed)
 
     async def _sealed(self, disk: Manifest) -> None:
         """From now on its disk lies over this one."""
-        self.info = self.info.with_(disk_id=disk.id)
-        await self._ground.snapshots.add(disk, to_row(self.info))
+        info = self.info.with_(disk_id=disk.id)
+        await self._ground.snapshots.add(disk, to_row(info))
+        self.info = info
+
+    async def _mend(self) -> None:
+        await suspend.mend(self._source(), self._sealed)
 
     async def rollback(
         self, turns: asyncio.Semaphore, boot_deadline: float, snapshot_id: str
@@ -245,6 +252,10 @@ class Sandbox:
                 return False
             assert self.info.slot is not None
             self._machine, self._control = found.machine, found.control
+            try:
+                await self._mend()
+            except InfraError as error:  # it is tried again before the next snapshot
+                log.warning("the disk of %s is not recorded yet: %s", self.id, error.message)
             if self.info.network_pending:
                 await self._fence()
             self._ground.will_publish(self.info, self._ground.place(self.info.slot))

@@ -1,6 +1,6 @@
 """A Dockerfile as a recipe whose copies from the build context are still to be packed. Pure.
 
-Read by the parser of E2B's SDKs, a port of BuildKit's (docs/decisions/080). What is not supported
+Read by the parser of E2B's SDKs, a port of BuildKit's (docs/decisions/066). What is not supported
 is refused by name and line before anything runs: ``_FLAGS`` has all that is, by instruction.
 """
 

@@ -125,6 +125,12 @@ def test_an_unknown_user_is_named(agent):
     }  # fmt: skip
 
 
+def test_a_user_may_come_with_a_group(agent):
+    basic = "Basic " + base64.b64encode(b"root:daemon:").decode()
+    messages = agent.run("id -un; id -gn", Authorization=basic)
+    assert output(messages, "stdout").split() == [b"root", b"daemon"]
+
+
 def until_seen(follow, needle: bytes) -> None:
     seen = b""
     while needle not in seen:

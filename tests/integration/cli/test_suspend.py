@@ -10,7 +10,8 @@ from agentenv.sdk.sync import AgentEnv
 
 @pytest.fixture(scope="module")
 def sandbox(server):
-    made = server.cli("start", "base", "--timeout", "900", check=True).stdout.decode().strip()
+    words = ("--timeout", "900", "--auto-pause", "--auto-resume")
+    made = server.cli("start", "base", *words, check=True).stdout.decode().strip()
     sh(server, made, "echo first > /srv/file; echo kept > /dev/shm/memory")
     yield made
     server.cli("kill", made, check=True)
@@ -62,11 +63,8 @@ def test_forks_are_printed_one_a_line(server, sandbox):
         server.cli("kill", *copies, check=True)
 
 
-def test_the_deadline_is_chosen_at_the_start(server):
-    words = ("--timeout", "600", "--auto-pause", "--auto-resume")
-    made = server.cli("start", "base", *words, check=True).stdout.decode().strip()
-    shown = server.api("GET", f"/sandboxes/{made}").json()["lifecycle"]
-    server.cli("kill", made, check=True)
+def test_the_deadline_is_chosen_at_the_start(server, sandbox):
+    shown = server.api("GET", f"/sandboxes/{sandbox}").json()["lifecycle"]
     assert shown == {"autoResume": True, "onTimeout": "pause"}
     alone = server.cli("start", "base", "--disk-only")
     assert alone.returncode == 64 and b"needs autoPause" in alone.stderr

@@ -30,7 +30,7 @@ def test_it_stays_itself_on_a_machine_of_the_next_generation():
         assert getattr(made, same) == getattr(INFO, same)
     assert (made.generation, made.snapshot_id, made.disk_id) == (5, "saved", "saved")
     assert (made.slot, made.machine, made.phases) == (None, "", {})
-    assert made.restores_memory and not made.network_pending
+    assert not made.from_disk and not made.network_pending
 
 
 async def test_without_a_seat_nothing_is_removed():

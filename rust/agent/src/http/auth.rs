@@ -67,8 +67,9 @@ fn same(one: &[u8], other: &[u8]) -> bool {
     one.len() == other.len() && one.iter().zip(other).fold(0, |all, (a, b)| all | (a ^ b)) == 0
 }
 
-/// The user named by `Authorization: Basic base64("user:")`, if any. What cannot be read is a name
-/// that no user has: whoever sends it meant somebody, and must not become the default user.
+/// The user named by `Authorization: Basic base64("user:")`, if any; it may be `user:group`. What
+/// cannot be read is a name that no user has: whoever sends it meant somebody, and must not become
+/// the default user.
 pub fn user_name(request: &Request<Incoming>) -> Option<String> {
     let header = request.headers().get(AUTHORIZATION)?;
     let unreadable = || String::from_utf8_lossy(header.as_bytes()).into_owned();
@@ -78,7 +79,9 @@ pub fn user_name(request: &Request<Incoming>) -> Option<String> {
 fn named_user(header: Option<&str>) -> Option<String> {
     let encoded = header?.strip_prefix("Basic ")?.trim();
     let pair = String::from_utf8(BASE64_STANDARD.decode(encoded).ok()?).ok()?;
-    Some(pair.split(':').next().unwrap_or_default().to_owned())
+    // The password, which is empty, comes after the last colon: a user may be `name:group`.
+    let name = pair.rsplit_once(':').map_or(&*pair, |(name, _)| name);
+    Some(name.to_owned())
 }
 
 #[cfg(test)]
@@ -98,6 +101,7 @@ mod tests {
     fn users_are_named_in_basic_credentials_only() {
         assert_eq!(named_user(Some("Basic dXNlcjo=")), Some("user".to_owned()));
         assert_eq!(named_user(Some("Basic Og==")), Some(String::new()));
+        assert_eq!(named_user(Some("Basic YTpiOg==")), Some("a:b".to_owned()));
         for bad in ["Basic !!!", "Basic /w==", "Bearer x", ""] {
             assert_eq!(named_user(Some(bad)), None, "{bad}");
         }
