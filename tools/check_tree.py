@@ -145,6 +145,12 @@ HOMES: dict[str, tuple[str, str]] = {
     "store/claims.py": ("tests/contract/store/test_collection.py", "asked through the collection"),
     "store/lease.py": ("tests/contract/store/test_collection.py", "asked through the collection"),
     "store/statistics.py": ("tests/integration/cli/test_store.py", "asked by the command"),
+    "api/template_schemas.py": ("tests/unit/api/test_templates.py", "asked through the routes"),
+    "cluster/templates.py": ("tests/unit/api/test_templates.py", "asked through the routes"),
+    "store/steps.py": ("tests/contract/records/test_steps.py", "on each store of records"),
+    "template/bases.py": ("tests/unit/template/test_builds.py", "asked through builds"),
+    "template/build.py": ("tests/unit/template/test_builds.py", "asked through builds"),
+    "template/work.py": ("tests/unit/template/test_builds.py", "asked through builds"),
     "template/named.py": ("tests/contract/records/test_named.py", "on each store of records"),
     "model.py": ("tests/unit/sandbox/test_record.py", "values without behaviour"),
     "host/supervisor.py": (

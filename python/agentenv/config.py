@@ -71,6 +71,7 @@ class Config:
     allow_private: tuple[str, ...] = _key(
         (), "CIDRs", "private ranges a sandbox may reach; none by default"
     )
+    upload_size: int = _key(4 << 30, "bytes", "the files of one COPY step of a template")
     registry_mirrors: tuple[str, ...] = _key(
         (), "HOST=URL", "tried before the registry they stand for"
     )
@@ -183,6 +184,7 @@ def _checked(config: Config) -> Config:
         "boot_deadline",
         "uid_base",
         "cache_size",
+        "upload_size",
     )
     for name in positive:
         if cast(float, getattr(config, name)) <= 0:

@@ -8,12 +8,16 @@ from typing import Any
 from fastapi import APIRouter, Depends, FastAPI
 
 import agentenv
-from agentenv.api import auth, errors, sandboxes, schemas
+from agentenv.api import auth, errors, sandboxes, schemas, templates
+from agentenv.api.paths import EncodedSlashes
 from agentenv.cluster.contract import Cluster
+from agentenv.cluster.templates import Templates
 from agentenv.errors import NotFound
 
 
-def create_app(cluster: Cluster, *, key: str, node: str, domain: str | None) -> FastAPI:
+def create_app(
+    cluster: Cluster, made: Templates, *, key: str, node: str, domain: str | None
+) -> FastAPI:
     """``domain`` is what SDKs build sandbox host names from; None lets them use their own."""
     app = FastAPI(
         title="AgentENV",
@@ -29,25 +33,15 @@ def create_app(cluster: Cluster, *, key: str, node: str, domain: str | None) -> 
 
     guarded = [Depends(auth.require_key(key))]
     app.include_router(sandboxes.routes(cluster, node, domain), dependencies=guarded)
+    app.include_router(templates.routes(made, key), dependencies=guarded)
+    app.include_router(templates.upload_route(made, key))
     app.include_router(_catalog_routes(cluster), dependencies=guarded)
+    app.add_middleware(EncodedSlashes)
     return app
 
 
 def _catalog_routes(cluster: Cluster) -> APIRouter:
     router = APIRouter(tags=["catalog"])
-
-    @router.get("/templates")
-    async def templates() -> list[dict[str, Any]]:
-        return [schemas.template(row, build) for row, build in await cluster.templates()]
-
-    @router.get("/templates/aliases/{alias:path}")
-    async def alias(alias: str) -> dict[str, Any]:
-        row = await cluster.template(alias)
-        return {"templateID": row.id, "public": row.public}
-
-    @router.delete("/templates/{key:path}", status_code=204)
-    async def drop_template(key: str) -> None:
-        await cluster.drop_template(key)
 
     @router.get("/images")
     async def images() -> list[dict[str, Any]]:

@@ -25,7 +25,7 @@ from agentenv.sandbox.record import (
     SandboxInfo,
 )
 from agentenv.sandbox.suspend import How
-from agentenv.store.records import BuildRow, ImageRow, TemplateRow
+from agentenv.store.records import ImageRow
 
 MAX_TIMEOUT = 30 * 24 * 3600  # seconds
 MAX_VARIABLE = 128 << 10  # bytes: Linux's MAX_ARG_STRLEN
@@ -303,19 +303,6 @@ def log_entry(entry: Entry) -> dict[str, Any]:
         "level": entry.level,
         "message": entry.message,
         "fields": entry.fields,
-    }
-
-
-def template(row: TemplateRow, build: BuildRow | None) -> dict[str, Any]:
-    return {
-        "templateID": row.id,
-        "buildID": build.id if build else "",
-        "names": list(row.names),
-        "aliases": [name.rpartition("/")[2] for name in row.names],
-        "tags": row.tags,
-        "public": row.public,
-        "imageID": build.image_id if build else None,
-        "createdAt": row.created.isoformat(),
     }
 
 

@@ -15,8 +15,8 @@ from agentenv.cli import output
 from agentenv.errors import AgentEnvError
 
 VERBS = (
-    "serve", "doctor", "image", "store", "gc", "run", "start", "exec", "shell", "cp", "port", "ls",
-    "inspect", "metrics", "logs", "kill", "down", "config",
+    "serve", "doctor", "image", "template", "store", "gc", "run", "start", "exec", "shell", "cp",
+    "port", "ls", "inspect", "metrics", "logs", "kill", "down", "config",
 )  # fmt: skip
 
 app = typer.Typer(

@@ -7,8 +7,8 @@ import fcntl
 import logging
 import os
 import signal
-from collections.abc import Generator
-from contextlib import contextmanager, nullcontext
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,6 +20,9 @@ from agentenv.errors import Conflict, UserError
 
 if TYPE_CHECKING:
     import uvicorn
+
+    from agentenv.node.node import Node
+    from agentenv.template.builds import Builds
 
 Listen = Annotated[str | None, typer.Option("--listen", help="HOST:PORT [127.0.0.1:8000]")]
 Engine = Annotated[str | None, typer.Option("--engine", help="auto or qemu [auto]")]
@@ -102,18 +105,46 @@ async def serve_until_told(server: uvicorn.Server) -> None:
     await server.serve()
 
 
+@asynccontextmanager
+async def open_builds(node: Node, effective: config.Config, key: str) -> AsyncGenerator[Builds]:
+    """What builds templates on a node; builds that run at the end are cancelled."""
+    from agentenv.cli.site import sites
+    from agentenv.node.workshop import NodeWorkshop
+    from agentenv.template.bases import Bases
+    from agentenv.template.builds import Builds
+    from agentenv.template.uploads import Uploads
+
+    workshop = NodeWorkshop(node)
+    home = effective.home
+    builds = Builds(
+        node.records,
+        workshop,
+        sites(effective, key),
+        Bases(node.records, node.catalog, workshop.sizes),
+        Uploads(home / "uploads", effective.upload_size),
+        home / "builds",
+    )
+    await builds.start()
+    try:
+        yield builds
+    finally:
+        await builds.close()
+
+
 async def _serve(effective: config.Config) -> None:
     import uvicorn
 
     from agentenv.api.app import create_app
     from agentenv.api.auth import load_or_create_key
     from agentenv.cluster.local import LocalCluster
+    from agentenv.cluster.templates import LocalTemplates
     from agentenv.node.assembly import open_node
 
     key = load_or_create_key(effective.api_key_file)
-    async with open_node(effective) as node:
+    async with open_node(effective) as node, open_builds(node, effective, key) as builds:
         domain = sandbox_domain(effective.domain, effective.listen)
-        app = create_app(LocalCluster(node), key=key, node=node.id, domain=domain)
+        templates = LocalTemplates(node.records, builds)
+        app = create_app(LocalCluster(node), templates, key=key, node=node.id, domain=domain)
         effective.api_socket.unlink(missing_ok=True)
         settings = uvicorn.Config(
             app,

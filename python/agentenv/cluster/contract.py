@@ -12,7 +12,7 @@ from agentenv.sandbox.logs import Entry
 from agentenv.sandbox.metrics import Sample
 from agentenv.sandbox.record import NewSandbox, SandboxInfo
 from agentenv.sandbox.suspend import How
-from agentenv.store.records import DEFAULT_TAG, BuildRow, ImageRow, TemplateRow
+from agentenv.store.records import DEFAULT_TAG, ImageRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,14 +109,6 @@ class Cluster(Protocol):
     async def console(self, sandbox_id: str, lines: int) -> Sequence[str]:
         """The last console lines; also of one that ended lately."""
         ...
-
-    async def templates(self) -> Sequence[tuple[TemplateRow, BuildRow | None]]: ...
-
-    async def template(self, key: str) -> TemplateRow:
-        """Raises NotFound (``template_not_found``)."""
-        ...
-
-    async def drop_template(self, key: str) -> None: ...
 
     async def images(self) -> Sequence[ImageRow]: ...
 

@@ -11,16 +11,17 @@ from typing import Any
 import agentenv
 from agentenv.cluster import snapshots
 from agentenv.cluster.contract import NodeInfo, SnapshotInfo
-from agentenv.errors import AgentEnvError, InfraError, NotFound
+from agentenv.errors import AgentEnvError, InfraError
 from agentenv.node.fork import fork
 from agentenv.node.node import Node
+from agentenv.node.workshop import MARK
 from agentenv.sandbox.logs import Entry, entries
 from agentenv.sandbox.metrics import Sample
 from agentenv.sandbox.network import Policy
 from agentenv.sandbox.record import NewSandbox, SandboxInfo
 from agentenv.sandbox.state import State
 from agentenv.sandbox.suspend import How
-from agentenv.store.records import BuildRow, ImageRow, TemplateRow
+from agentenv.store.records import ImageRow
 
 LOG_LINES = 100_000  # of the console, which is bounded
 
@@ -38,7 +39,8 @@ class LocalCluster:
         return (await self._node.find(sandbox_id)).info
 
     async def list(self) -> Sequence[SandboxInfo]:
-        return sorted(self._node.list(), key=lambda info: info.started_at, reverse=True)
+        seen = [info for info in self._node.list() if MARK not in info.metadata]
+        return sorted(seen, key=lambda info: info.started_at, reverse=True)
 
     async def kill(self, sandbox_id: str) -> None:
         await self._node.kill(sandbox_id)
@@ -99,23 +101,6 @@ class LocalCluster:
 
     async def console(self, sandbox_id: str, lines: int) -> Sequence[str]:
         return await self._node.console(sandbox_id, lines)
-
-    async def templates(self) -> Sequence[tuple[TemplateRow, BuildRow | None]]:
-        records = self._node.records
-        found: list[tuple[TemplateRow, BuildRow | None]] = []
-        for row in await records.templates():
-            newest = row.tags.get("default") or next(iter(row.tags.values()), None)
-            found.append((row, await records.build(newest) if newest else None))
-        return found
-
-    async def template(self, key: str) -> TemplateRow:
-        row = await self._node.records.template(key.partition(":")[0].lower())
-        if row is None:
-            raise NotFound(f"template '{key}' not found", code="template_not_found")
-        return row
-
-    async def drop_template(self, key: str) -> None:
-        await self._node.records.drop_template((await self.template(key)).id)
 
     async def images(self) -> Sequence[ImageRow]:
         return await self._node.records.images()

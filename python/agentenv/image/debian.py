@@ -47,7 +47,7 @@ async def inside(reference: DebianImage, hooks: Sequence[str]) -> None:
 
     Raises ImageError, MissingTool.
     """
-    options = ["--variant=extract", "--format=null", *map("--customize-hook={}".format, hooks)]
+    options = ["--variant=extract", "--format=null", *map("--extract-hook={}".format, hooks)]
     await _make(reference, options, None)
 
 

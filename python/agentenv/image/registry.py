@@ -5,13 +5,14 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import httpx
 
 from agentenv.errors import ImageError, InfraError, UserError
 from agentenv.image import manifest as m
+from agentenv.image.credentials import Credentials
 from agentenv.image.reference import DOCKER_HUB, RegistryImage
 from agentenv.image.source import OpenBlob, Report, SourceLayer, source_layers
 from agentenv.image.transport import TIMEOUT, Endpoint, Missing, Transport
@@ -24,10 +25,12 @@ HUB_ENDPOINT = "https://registry-1.docker.io"
 
 @dataclass(frozen=True, slots=True)
 class RegistrySettings:
-    """``mirrors`` as ``HOST=URL``; ``insecure`` hosts are spoken to in plain HTTP."""
+    """``mirrors`` as ``HOST=URL``; ``insecure`` hosts are spoken to in plain HTTP. ``login`` is for
+    the registry itself, instead of what Docker's configuration has for it."""
 
     mirrors: tuple[str, ...] = ()
     insecure: tuple[str, ...] = ()
+    login: Credentials | None = field(default=None, repr=False)
 
 
 def endpoints(host: str, settings: RegistrySettings) -> list[Endpoint]:
@@ -99,10 +102,15 @@ async def opened(
     ``image_denied``, ``image_platform``, ``digest_mismatch``), InfraError."""
     async with httpx.AsyncClient(timeout=TIMEOUT, follow_redirects=True) as client:
         transports = [
-            Transport(client, endpoint, reference.name)
+            Transport(client, endpoint, reference.name, _login(endpoint, reference.host, settings))
             for endpoint in endpoints(reference.host, settings)
         ]
         yield await _read(reference, transports, drafts)
+
+
+def _login(endpoint: Endpoint, host: str, settings: RegistrySettings) -> Credentials | None:
+    """A mirror is another host, which must not see it."""
+    return settings.login if endpoint.host == host else None
 
 
 async def _read(

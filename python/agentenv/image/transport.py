@@ -47,10 +47,16 @@ class Missing(Exception):
 
 
 class Transport:
-    """One endpoint, one repository; used within one pull."""
+    """One endpoint, one repository; used within one pull. ``login``: instead of what is found."""
 
-    def __init__(self, client: httpx.AsyncClient, endpoint: Endpoint, repository: str) -> None:
-        self._client, self.endpoint = client, endpoint
+    def __init__(
+        self,
+        client: httpx.AsyncClient,
+        endpoint: Endpoint,
+        repository: str,
+        login: credentials.Credentials | None = None,
+    ) -> None:
+        self._client, self.endpoint, self._login = client, endpoint, login
         self._prefix = f"{endpoint.base}/v2/{repository}/"
         self._scope = f"repository:{repository}:pull"
         self._authorization: str | None = None
@@ -147,7 +153,7 @@ class Transport:
         async with self._authorizing:
             if self._authorization != used:
                 return  # another request did it meanwhile
-            known = await credentials.find(self.endpoint.host)
+            known = self._login or await credentials.find(self.endpoint.host)
             for challenge in challenges:
                 scheme, _, rest = challenge.partition(" ")
                 if scheme.lower() == "bearer":

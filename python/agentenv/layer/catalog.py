@@ -23,6 +23,7 @@ from pydantic import StrictStr, TypeAdapter, ValidationError
 from agentenv.concurrency import KeyedLocks
 from agentenv.errors import AgentEnvError, ImageError, NotFound, UserError
 from agentenv.host.files import file_lock, try_file_lock
+from agentenv.image.credentials import Credentials
 from agentenv.image.open import opened
 from agentenv.image.reference import LocalImage, StoreImage, parse
 from agentenv.image.registry import RegistrySettings
@@ -82,8 +83,12 @@ class ImageCatalog:
         self._fetches = asyncio.Semaphore(FETCHES)
         self._conversions = asyncio.Semaphore(os.cpu_count() or 1)
 
-    async def pull(self, text: str, report: Report = quiet) -> Image:
+    async def pull(
+        self, text: str, report: Report = quiet, login: Credentials | None = None
+    ) -> Image:
         """Bring an image into the store; what is there already is not fetched again.
+
+        ``login``: for its registry, instead of what Docker's configuration has.
 
         Raises UserError for a bad reference, ImageError, InfraError; of a pull that failed or was
         cancelled nothing is left that the next collection would not take.
@@ -91,7 +96,8 @@ class ImageCatalog:
         reference = parse(text)
         if isinstance(reference, StoreImage):
             return await self._pull_stored(reference)
-        opening = opened(reference, self.settings, self.layers.drafts)
+        settings = replace(self.settings, login=login)
+        opening = opened(reference, settings, self.layers.drafts)
         return await self.add(str(reference), opening, report)
 
     async def add(
@@ -144,7 +150,7 @@ class ImageCatalog:
         except AgentEnvError as error:
             log.warning("what is not needed any more is not removed now: %s", error.message)
 
-    async def pull_remote(self, text: str) -> Image:
+    async def pull_remote(self, text: str, login: Credentials | None = None) -> Image:
         """For requests from afar: an image by registry reference or Debian suite, pulled if it is
         not there. A path would name the server's files: UserError (``invalid_reference``)."""
         reference = parse(text)
@@ -156,7 +162,7 @@ class ImageCatalog:
             )
         async with self._pulling.hold(str(reference)):
             row = await self._records.image(str(reference))
-            return _image(row) if row else await self.pull(text)
+            return _image(row) if row else await self.pull(text, login=login)
 
     async def _stored(self, image_id: str, lease: Lease) -> ImageRow | None:
         """The image as another node made it, if all it needs is there; it stays from now on."""

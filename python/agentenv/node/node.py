@@ -27,7 +27,7 @@ from agentenv.sandbox.state import State
 from agentenv.sandbox.suspend import How
 from agentenv.snapshot.manifest import Manifest
 from agentenv.store.records import READY, Records
-from agentenv.template.named import find_build
+from agentenv.template.named import find_build, guest_of_build
 from agentenv.template.names import means_image
 
 log = logging.getLogger(__name__)
@@ -163,11 +163,12 @@ class Node:
         now = utcnow()
         if manifest:
             resources, image_id = self._fixed(request, manifest), manifest.image_id
-            guest = replace(manifest.guest, env={**manifest.guest.env, **request.env})
+            guest = origin.guest or manifest.guest
+            guest = replace(guest, env={**guest.env, **request.env})
         else:
             assert origin.image_id is not None
             image_id = origin.image_id
-            resources = await self._resources(request)
+            resources = await self.resources(request)
             guest = guest_of((await self.catalog.find(image_id)).config, request.env)
         info = SandboxInfo(
             id=self.new_id(),
@@ -235,7 +236,8 @@ class Node:
                     code="template_not_ready",
                 )
             alias = template.names[0] if template.names else None
-            return Origin(template.id, build.id, alias, build.image_id, build.snapshot_id)
+            guest = guest_of_build(build)
+            return Origin(template.id, build.id, alias, build.image_id, build.snapshot_id, guest)
         if self.ground.snapshots.known(key):
             return Origin(key, "", None, None, key)
         if not means_image(key):
@@ -250,7 +252,8 @@ class Node:
             return Origin(image.id, "", None, image.id)
         return Origin(known.id, "", None, known.id)
 
-    async def _resources(self, request: NewSandbox) -> Resources:
+    async def resources(self, request: NewSandbox) -> Resources:
+        """The size of a sandbox; what the request leaves open is the node's. Raises UserError."""
         capabilities = await self.ground.engine.capabilities()
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20
         memory = request.memory_mib or self.config.memory_mib
@@ -357,13 +360,14 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What a sandbox is made from."""
+    """What a sandbox is made from. ``guest``: instead of what the snapshot was saved with."""
 
     template_id: str
     build_id: str
     alias: str | None
     image_id: str | None
     snapshot_id: str | None = None
+    guest: Guest | None = None
 
 
 def guest_of(image: ImageConfig, env: dict[str, str]) -> Guest:

@@ -6,6 +6,7 @@ has it fetched at once, not one miss after another.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from dataclasses import asdict
@@ -60,7 +61,7 @@ class Roots:
         """
         image = await self._catalog.find(image_id)
         parts = [part for part in image.parts if part.layer is not None]
-        files = tuple([await self._blocks.open([part], holder) for part in parts])
+        files = tuple(await asyncio.gather(*(self._blocks.open([part], holder) for part in parts)))
         await self._prefetch(image_id, files)
         return FlatSource(files)
 

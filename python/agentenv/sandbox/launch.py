@@ -97,14 +97,12 @@ async def launch(ground: Ground, info: SandboxInfo, place: Place, boot_deadline:
     Raises Conflict (``cannot_restore``), ImageError, GuestError, InfraError; then: ``dismantle``.
     """
     phases = info.phases
-    manifest = await _manifest(ground, info)
-    with phase(phases, "root"):
-        root = await ground.root(info.image_id, info.machine)
-    with phase(phases, "layers"):
-        parts = await _parts(ground, info, manifest, root)
-    with phase(phases, "disk"):
-        await _folders(ground, info, place)
-        await ground.make_disk(disk_of(ground, info), info.resources.disk_mib, place.uid)
+    with phase(phases, "open"):
+        manifest = await _manifest(ground, info)
+        # Each waits for another: the block server for the store, the disk for the host's.
+        parts, _ = await asyncio.gather(
+            _parts(ground, info, manifest), _own_files(ground, info, place)
+        )
     spec = machine_spec(ground, info, place, parts)
     if manifest and manifest.memory is not None:
         return await _restore(ground, info, spec, manifest, parts.memory_map)
@@ -116,7 +114,7 @@ async def launch(ground: Ground, info: SandboxInfo, place: Place, boot_deadline:
     with phase(phases, "init"):
         await agent.introduce(control, info, place.attachment)
     ground.snapshots.has_open(info.machine)
-    ground.has_booted(info, root)
+    ground.has_booted(info, parts.root)
     return Running(machine, control)
 
 
@@ -140,13 +138,22 @@ async def _manifest(ground: Ground, info: SandboxInfo) -> Manifest | None:
     return found
 
 
-async def _parts(
-    ground: Ground, info: SandboxInfo, manifest: Manifest | None, root: FlatSource
-) -> Parts:
+async def _parts(ground: Ground, info: SandboxInfo, manifest: Manifest | None) -> Parts:
     if manifest is None:
-        return Parts(root, await ground.disk_base(info.resources.disk_mib, info.machine))
-    opened = await ground.snapshots.open(manifest, info.machine)
+        root, base = await asyncio.gather(
+            ground.root(info.image_id, info.machine),
+            ground.disk_base(info.resources.disk_mib, info.machine),
+        )
+        return Parts(root, base)
+    root, opened = await asyncio.gather(
+        ground.root(info.image_id, info.machine), ground.snapshots.open(manifest, info.machine)
+    )
     return Parts(root, opened.disk_base, opened.disk_below, opened.memory_map)
+
+
+async def _own_files(ground: Ground, info: SandboxInfo, place: Place) -> None:
+    await _folders(ground, info, place)
+    await ground.make_disk(disk_of(ground, info), info.resources.disk_mib, place.uid)
 
 
 async def _restore(

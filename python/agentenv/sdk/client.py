@@ -61,16 +61,18 @@ class Client:
     """``async with Client(address) as client``: one method per call, JSON values in and out.
 
     Raises the error of ``agentenv.errors`` that the server named, InfraError
-    (``server_unreachable``) when there is no server.
+    (``server_unreachable``) when there is no server. ``verify`` false takes any certificate.
     """
 
-    def __init__(self, address: Address, *, timeout: httpx.Timeout = TIMEOUT) -> None:
+    def __init__(
+        self, address: Address, *, timeout: httpx.Timeout = TIMEOUT, verify: bool = True
+    ) -> None:
         self.address = address
         self.http = httpx.AsyncClient(
             base_url=address.url,
             timeout=timeout,
             trust_env=False,
-            verify=self.ssl_context() if address.url.startswith("https:") else False,
+            verify=self.ssl_context() if verify and address.url.startswith("https:") else False,
         )
 
     def ssl_context(self) -> ssl.SSLContext:
@@ -98,7 +100,7 @@ class Client:
         It carries a key of its own, so that a request which is sent again makes one sandbox.
         """
         given = {name: value for name, value in options.items() if value is not None}
-        return await self._call(
+        return await self.call(
             "POST",
             "/v2/sandboxes",
             json={"templateID": template, **given},
@@ -117,21 +119,21 @@ class Client:
             query["nextToken"] = more
 
     async def sandbox(self, sandbox_id: str) -> dict[str, Any]:
-        return await self._call("GET", f"/sandboxes/{quote(sandbox_id, safe='')}")
+        return await self.call("GET", f"/sandboxes/{quote(sandbox_id, safe='')}")
 
     async def inspect(self, sandbox_id: str) -> dict[str, Any]:
-        return await self._call("GET", f"/sandboxes/{quote(sandbox_id, safe='')}/inspect")
+        return await self.call("GET", f"/sandboxes/{quote(sandbox_id, safe='')}/inspect")
 
     async def console(self, sandbox_id: str, lines: int) -> list[str]:
         path = f"/sandboxes/{quote(sandbox_id, safe='')}/console"
-        return (await self._call("GET", path, params={"lines": lines}))["lines"]
+        return (await self.call("GET", path, params={"lines": lines}))["lines"]
 
     async def metrics(self, sandbox_id: str) -> list[dict[str, Any]]:
-        return await self._call("GET", f"/sandboxes/{quote(sandbox_id, safe='')}/metrics")
+        return await self.call("GET", f"/sandboxes/{quote(sandbox_id, safe='')}/metrics")
 
     async def logs(self, sandbox_id: str) -> list[dict[str, Any]]:
         path = f"/v2/sandboxes/{quote(sandbox_id, safe='')}/logs"
-        found = await self._call("GET", path, params={"direction": "backward"})
+        found = await self.call("GET", path, params={"direction": "backward"})
         return found["logs"][::-1]
 
     async def set_network(
@@ -139,16 +141,17 @@ class Client:
     ) -> None:
         path = f"/sandboxes/{quote(sandbox_id, safe='')}/network"
         rules = {"allowOut": [*allow], "denyOut": [*deny], "allow_internet_access": internet}
-        await self._call("PUT", path, json=rules)
+        await self.call("PUT", path, json=rules)
 
     async def kill(self, sandbox_id: str) -> None:
-        await self._call("DELETE", f"/sandboxes/{quote(sandbox_id, safe='')}")
+        await self.call("DELETE", f"/sandboxes/{quote(sandbox_id, safe='')}")
 
     async def set_timeout(self, sandbox_id: str, seconds: int) -> None:
         path = f"/sandboxes/{quote(sandbox_id, safe='')}/timeout"
-        await self._call("POST", path, json={"timeout": seconds})
+        await self.call("POST", path, json={"timeout": seconds})
 
-    async def _call(self, method: str, path: str, **options: Any) -> Any:
+    async def call(self, method: str, path: str, **options: Any) -> Any:
+        """One request of the control plane: its answer, None without one."""
         response = await self._send(method, path, **options)
         return response.json() if response.content else None
 

@@ -150,11 +150,13 @@ class Snapshots:
         manifest = replace(current, memory=current.memory if manifest.memory else None)
         for raw in manifest.raws:
             self.raws.use(raw, holder)
-        base, below = await self._open_disk(manifest.disk, holder)
-        laid = [
-            (await self._open_memory(element, holder), await self._runs_of(element))
-            for element in manifest.memory or ()
-        ]
+        stack = manifest.memory or ()
+        (base, below), files, runs = await asyncio.gather(
+            self._open_disk(manifest.disk, holder),
+            asyncio.gather(*(self._open_memory(each, holder) for each in stack)),
+            asyncio.gather(*(self._runs_of(each) for each in stack)),
+        )
+        laid = list(zip(files, runs, strict=True))
         memory, pieces = await asyncio.to_thread(_core.memory_map, laid)
         return Opened(base, below, memory, pieces)
 

@@ -6,9 +6,12 @@ only the owner of a record reads; the other fields are what records are found by
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol
+
+from agentenv.store.steps import Steps
 
 DEFAULT_TAG = "default"
 READY = "ready"
@@ -39,7 +42,11 @@ class TemplateRow:
 @dataclass(frozen=True, slots=True)
 class BuildRow:
     """One build of a template; ``id`` is a UUID. Its sandboxes are restored from the snapshot, or
-    booted from the image where there is none. ``status``: waiting, building, ready, error."""
+    booted from the image where there is none. ``status``: waiting, building, ready, error.
+
+    ``doc`` of one that was built by steps has ``guest``, ``resources`` and ``config``, of one that
+    failed the ``reason``.
+    """
 
     id: str
     template_id: str
@@ -85,6 +92,9 @@ class SandboxRow:
 class Records(Protocol):
     """Every call is one transaction, durable when it returns. InfraError: the store failed."""
 
+    @property
+    def steps(self) -> Steps: ...
+
     async def close(self) -> None: ...
 
     async def put_image(self, row: ImageRow) -> None:
@@ -115,8 +125,19 @@ class Records(Protocol):
         """With its builds. Sandboxes made from it live on."""
         ...
 
-    async def put_build(self, row: BuildRow) -> None: ...
+    async def put_build(self, row: BuildRow, tags: Sequence[str] = ()) -> None:
+        """Insert or replace; these tags of its template mean it from the same moment on."""
+        ...
+
     async def build(self, build_id: str) -> BuildRow | None: ...
+
+    async def builds(
+        self, template_id: str | None = None, *, status: str | None = None
+    ) -> list[BuildRow]:
+        """Newest first."""
+        ...
+
+    async def drop_build(self, build_id: str) -> None: ...
 
     async def put_snapshot(self, row: SnapshotRow, sandbox: SandboxRow | None = None) -> None:
         """Insert or replace, together with the sandbox that is paused in it."""
@@ -126,11 +147,11 @@ class Records(Protocol):
     async def snapshots(self) -> list[SnapshotRow]: ...
 
     async def needed_snapshots(self) -> set[str]:
-        """Those that a build or a sandbox that has not ended refers to."""
+        """Those that a build, a kept step or a sandbox that has not ended refers to."""
         ...
 
     async def drop_snapshot(self, snapshot_id: str) -> bool:
-        """False (and it stays) while a build or a sandbox that has not ended refers to it."""
+        """False (and it stays) while one of these refers to it."""
         ...
 
     async def put_sandbox(self, row: SandboxRow) -> None: ...

@@ -7,8 +7,9 @@ and the CLI may read and write the same file while the server runs.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from agentenv.errors import Conflict, InfraError
 from agentenv.store import tables as t
 from agentenv.store.chunks import SqlChunks
 from agentenv.store.records import BuildRow, ImageRow, SandboxRow, SnapshotRow, TemplateRow
+from agentenv.store.steps import SqlSteps
 
 FULL = "disk is full"  # SQLite's words
 LOCKED, LOCKED_POLL = "database is locked", 0.02  # SQLite's words; seconds
@@ -30,6 +32,7 @@ BUSY_TIMEOUT = 30.0  # seconds a writer waits for another process's transaction
 GONE_STATES = ("ended",)
 _LIVE = t.sandboxes.c.state.not_in(GONE_STATES)
 _SNAPSHOT_USERS = (
+    select(t.kept_steps.c.snapshot_id),
     select(t.builds.c.snapshot_id).where(t.builds.c.snapshot_id.is_not(None)),
     select(t.sandboxes.c.snapshot_id).where(t.sandboxes.c.snapshot_id.is_not(None), _LIVE),
     select(t.sandboxes.c.disk_id).where(t.sandboxes.c.disk_id.is_not(None), _LIVE),
@@ -91,6 +94,11 @@ class SqlRecords:
     def chunks(self) -> SqlChunks:
         """The index of the store's chunks in the same database."""
         return SqlChunks(self._transaction)
+
+    @property
+    def steps(self) -> SqlSteps:
+        """What builds keep, in the same database."""
+        return SqlSteps(self._transaction)
 
     @asynccontextmanager
     async def _transaction(self) -> AsyncGenerator[AsyncConnection]:
@@ -221,24 +229,35 @@ class SqlRecords:
         async with self._transaction() as db:
             await db.execute(delete(t.templates).where(t.templates.c.id == template_id))
 
-    async def put_build(self, row: BuildRow) -> None:
+    async def put_build(self, row: BuildRow, tags: Sequence[str] = ()) -> None:
         async with self._transaction() as db:
-            await _replace(
-                db,
-                t.builds,
-                id=row.id,
-                template_id=row.template_id,
-                image_id=row.image_id,
-                snapshot_id=row.snapshot_id,
-                status=row.status,
-                created=_text(row.created),
-                doc=row.doc,
-            )
+            await _replace(db, t.builds, **{**asdict(row), "created": _text(row.created)})
+            table = t.template_tags
+            of_template = table.c.template_id == row.template_id
+            await db.execute(delete(table).where(of_template, table.c.tag.in_(tags)))
+            for tag in tags:
+                values = {"template_id": row.template_id, "tag": tag, "build_id": row.id}
+                await db.execute(insert(table).values(**values))
 
     async def build(self, build_id: str) -> BuildRow | None:
         async with self._transaction() as db:
             r = (await db.execute(select(t.builds).where(t.builds.c.id == build_id))).first()
             return _build(r) if r else None
+
+    async def builds(
+        self, template_id: str | None = None, *, status: str | None = None
+    ) -> list[BuildRow]:
+        query = select(t.builds).order_by(t.builds.c.created.desc(), t.builds.c.id)
+        if template_id is not None:
+            query = query.where(t.builds.c.template_id == template_id)
+        if status is not None:
+            query = query.where(t.builds.c.status == status)
+        async with self._transaction() as db:
+            return [_build(r) for r in await db.execute(query)]
+
+    async def drop_build(self, build_id: str) -> None:
+        async with self._transaction() as db:
+            await db.execute(delete(t.builds).where(t.builds.c.id == build_id))
 
     # Snapshots
 

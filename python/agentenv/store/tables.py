@@ -101,6 +101,15 @@ snapshots = Table(
     Column("doc", JSON, nullable=False),
 )
 
+# What was kept after which step of a build, by the step's key.
+kept_steps = Table(
+    "kept_steps",
+    metadata,
+    Column("key", String, primary_key=True),
+    Column("snapshot_id", String, ForeignKey("snapshots.id"), nullable=False, index=True),
+    Column("used", Integer, nullable=False, index=True),
+)
+
 sandboxes = Table(
     "sandboxes",
     metadata,

@@ -1,4 +1,4 @@
-"""A template that is a named image: the one kind there is until templates are built by steps."""
+"""Templates and their builds as they are recorded: a named image, and what a name means."""
 
 from __future__ import annotations
 
@@ -6,9 +6,14 @@ import uuid
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from agentenv.model import new_id
+from pydantic import TypeAdapter
+
+from agentenv.model import Guest, Resources, new_id
 from agentenv.store.records import BuildRow, Records, TemplateRow
 from agentenv.template.names import check
+
+_GUEST = TypeAdapter(Guest)
+_RESOURCES = TypeAdapter(Resources)
 
 
 async def name_image(records: Records, image_id: str, name: str) -> BuildRow:
@@ -36,3 +41,15 @@ async def find_build(records: Records, key: str) -> tuple[TemplateRow, BuildRow]
     build_id = template.tags.get(tag or "default")
     build = await records.build(build_id) if build_id else None
     return (template, build) if build else None
+
+
+def guest_of_build(build: BuildRow) -> Guest | None:
+    """What its steps say of the guest; None if it was not built by steps."""
+    found = build.doc.get("guest")
+    return _GUEST.validate_python(found) if found else None
+
+
+def resources_of_build(build: BuildRow) -> Resources | None:
+    """The size that it was built with; None if that is chosen for each sandbox."""
+    found = build.doc.get("resources")
+    return _RESOURCES.validate_python(found) if found else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from agentenv.errors import UserError
@@ -12,6 +13,7 @@ _PART = re.compile(r"^[a-z0-9\-_]+$")
 _TAG = re.compile(r"^[a-z0-9\-_.]+$")
 _UUID = re.compile(r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
 MAX_LENGTH = 128
+__all__ = ["DEFAULT_TAG", "TemplateName", "check", "check_tags", "means_image", "parse"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,3 +53,17 @@ def means_image(text: str) -> bool:
     A bare word is only ever a template's name; a registry, path, tag or scheme makes a reference.
     """
     return "/" in text or ":" in text or "@" in text
+
+
+def check_tags(name: str, tags: Iterable[str]) -> tuple[str, ...]:
+    """Tags for the template ``name``, each bare or as ``name:tag``, without double ones.
+
+    Raises UserError (``invalid_tag``).
+    """
+    found: list[str] = []
+    for text in tags:
+        prefix, colon, tag = text.lower().rpartition(":")
+        if (colon and prefix != name) or not _TAG.match(tag) or _UUID.match(tag):
+            raise UserError(f"{text!r} is no tag", why="it takes [a-z0-9-_.]", code="invalid_tag")
+        found.append(tag)
+    return tuple(dict.fromkeys(found))

@@ -28,7 +28,9 @@ def image(name: str = "img", **more) -> ImageRow:
 
 
 def sandbox(name: str = "sbx", **more) -> SandboxRow:
-    row = SandboxRow(name, "running", "tpl", "b", "img", 3, NOW, NOW, {"a": "ü"}, {"x": None})
+    row = SandboxRow(
+        name, "running", "tpl", "b", "img", None, None, 3, NOW, NOW, {"a": "ü"}, {"x": None}
+    )
     return replace(row, **more)
 
 

@@ -61,9 +61,7 @@ def test_lists_know_it_and_its_end_takes_all_of_it(server, guest):
 
 def test_from_the_disk_alone(guest):
     boot = guest.identity()[2]
-    guest.sh(
-        "echo changed > /srv/file; dd if=/dev/urandom of=/srv/big bs=64k count=64 2>/dev/null"
-    )
+    guest.sh("echo changed > /srv/file; dd if=/dev/urandom of=/srv/big bs=64k count=64 2>/dev/null")
     digest = guest.sh("sha256sum /srv/big")
     guest.pause(memory=False)
     guest.resume()

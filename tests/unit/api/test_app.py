@@ -58,8 +58,8 @@ class Remembering:
         self.made[sandbox_id] = replace(info, end_at=datetime.now(UTC) + timedelta(seconds=seconds))
         return self.made[sandbox_id]
 
-    async def connect(self, sandbox_id, seconds):
-        return await self.get(sandbox_id)
+    async def connect(self, sandbox_id, seconds, *, memory=True):
+        return await self.get(sandbox_id), False
 
     async def nodes(self):
         return []
@@ -85,7 +85,7 @@ def cluster():
 
 @pytest.fixture
 async def http(cluster):
-    app = create_app(cluster, key=KEY, node="n000", domain=None)
+    app = create_app(cluster, None, key=KEY, node="n000", domain=None)
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
     async with httpx.AsyncClient(
         transport=transport, base_url="http://x", headers={"X-API-Key": KEY}
@@ -144,7 +144,9 @@ async def test_the_life_of_a_sandbox_in_codes(http):
         {"templateID": "base", "timeout": 10**9},
         {"templateID": "base", "metadata": {"a": 1}},
         {"templateID": "base", "memoryMB": 1},
-        {"templateID": "base", "autoPause": True},
+        {"templateID": "base", "autoPauseMemory": False},
+        {"templateID": "base", "autoPause": 3},
+        {"templateID": "base", "mcp": {"a": {}}},
         {"templateID": "base", "network": {"allowOut": ["example.org"]}},
         {"templateID": "base", "network": {"denyOut": ["1.1.1.1/40"]}},
         {"templateID": "base", "network": {"rules": {"a": []}}},

@@ -68,7 +68,7 @@ def test_a_foreign_token_is_refused_or_parsed_never_a_crash(text):
 
 
 def test_a_token_names_its_sandbox():
-    assert parse_token(token(info(5))) == (info(5).started_at, "s005")
+    assert parse_token(token((info(5).started_at, "s005"))) == (info(5).started_at, "s005")
 
 
 def test_states():

@@ -117,11 +117,11 @@ def _pages(files: RunFiles, pid: int) -> _core.Pages:
         if (files.memory / "at").exists():
             at, size = map(int, (files.memory / "at").read_text().split())
             return _core.Pages.find(pid, at, size, False)
-        at, size = _memfd(Path(f"/proc/{pid}/maps").read_text())
+        at, size = memory_of(Path(f"/proc/{pid}/maps").read_text())
         return _core.Pages.find(pid, at, size, True)
 
 
-def _memfd(maps: str) -> tuple[int, int]:
+def memory_of(maps: str) -> tuple[int, int]:
     """Address and bytes of a booted machine's memory."""
     for line in maps.splitlines():
         if _MEMFD in line:

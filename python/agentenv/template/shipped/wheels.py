@@ -101,8 +101,7 @@ async def compile_all(suite: str, python: str, root: Path) -> None:
     packages = (f"python{python}-minimal", f"libpython{python}-stdlib")
     hooks = (
         f'mkdir -p "$1{folder}" && cp -a {there}{folder}/. "$1{folder}/"',
-        # Some packages hold files for other versions, which do not compile: no fault.
-        f'chroot "$1" /usr/bin/python{python} -m compileall -q {folder} > /dev/null || true',
+        f'chroot "$1" /usr/bin/python{python} -m compileall -q {folder}',
         f'cp -a "$1{folder}/." {there}{folder}/',
     )
     await inside(DebianImage(suite, packages), hooks)

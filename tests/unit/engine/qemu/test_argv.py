@@ -1,9 +1,10 @@
+import itertools
 from pathlib import Path
 
 import pytest
 
 from agentenv.engine.contract import Attachment, FlatSource, Limits, MachineSpec
-from agentenv.engine.qemu.argv import Guest, RunFiles, build, kernel_line, vmdk
+from agentenv.engine.qemu.argv import Guest, RunFiles, boot, kernel_line, restore, vmdk, writable
 
 GUEST = Guest(Path("/q"), Path("/k"), Path("/i"), "tcg", 2_596_000)
 NET = Attachment(Path("/ns"), "tap0", "02:ae:00:00:00:02", "10.0.0.2/30", "10.0.0.1", ())
@@ -16,14 +17,14 @@ def spec(network=NET, segments=("/a", "/b"), **more):
     )  # fmt: skip
 
 
-def words(guest=GUEST, **more):
-    return build(guest, spec(**more), RunFiles(Path("/run/x")))
+def words(guest=GUEST, start=boot, **more):
+    return start(guest, spec(**more), RunFiles(Path("/run/x")))
 
 
-def test_the_devices_come_in_a_fixed_order():
-    devices = [
-        a.split(",")[0] for f, a in zip(words(), words()[1:], strict=False) if f == "-device"
-    ]
+@pytest.mark.parametrize("start", [boot, restore])
+def test_the_devices_come_in_a_fixed_order(start):
+    line = words(start=start)
+    devices = [a.split(",")[0] for f, a in itertools.pairwise(line) if f == "-device"]
     assert devices == [
         "virtio-blk-device", "virtio-blk-device", "virtio-net-device", "virtio-serial-device",
         "virtserialport", "virtio-rng-device", "virtio-balloon-device",
@@ -53,7 +54,22 @@ def test_the_root_is_read_only_and_the_disk_stops_on_errors():
 def test_the_disk_lies_over_a_base_that_is_only_read():
     line = " ".join(words())
     assert "node-name=base,read-only=on,file.driver=file,file.filename=/blank" in line
-    assert "node-name=disk,backing=base" in line
+    assert '"node-name": "disk", "backing": "base"' in line
+
+
+def test_disks_that_are_written_no_more_lie_between():
+    line = " ".join(words(disk_below=(Path("/one.qcow2"), Path("/two.qcow2"))))
+    assert "node-name=below0,backing=base,read-only=on" in line
+    assert "node-name=below1,backing=below0,read-only=on" in line
+    assert '"node-name": "disk", "backing": "below1"' in line
+    assert writable("disk-2", Path("/x"), None)["backing"] is None  # put over another later
+
+
+def test_a_restored_machine_waits_and_has_no_kernel():
+    line = words(start=restore)
+    assert line[-3:] == ("-S", "-incoming", "defer") and "-kernel" not in line
+    assert "mem-path=/run/x/memory/ram,share=off" in " ".join(line)
+    assert "memory-backend-memfd" in " ".join(words()) and "-incoming" not in words()
 
 
 def test_no_network_device_without_a_network():

@@ -1,0 +1,57 @@
+"""Guests that do not answer. What is saved of those that do: tests/integration/suspend."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from agentenv.errors import GuestError
+from agentenv.sandbox import suspend
+from agentenv.sandbox.suspend import How
+
+SILENT = GuestError("the agent did not answer", code="guest_unresponsive")
+
+
+class Control:
+    """Answers, or fails at one operation."""
+
+    def __init__(self, fails=None):
+        self.fails, self.asked = fails, []
+
+    async def call(self, op, args=None, *, timeout):
+        self.asked.append(op)
+        if op == self.fails:
+            raise SILENT
+        return {"frozen": True, "processes": 2}
+
+
+class Machine:
+    def __init__(self):
+        self.runs = 0
+
+    async def save(self, plan):
+        raise AssertionError("it must not be saved")
+
+    async def go_on(self):
+        self.runs += 1
+
+
+def source(control, machine):
+    return suspend.Source(SimpleNamespace(), SimpleNamespace(), machine, control)
+
+
+@pytest.mark.parametrize("how", [How(healthy=True), How(memory=False)])
+async def test_a_silent_guest_is_not_saved_where_its_help_is_needed(how):
+    control, machine = Control("suspend"), Machine()
+    with pytest.raises(GuestError) as caught:
+        async with suspend.paused(source(control, machine), how):
+            pass
+    assert caught.value.code == "sandbox_snapshot_guest_agent_unresponsive"
+    assert caught.value.http_status == 409 and control.asked[-1] == "release"
+
+
+async def test_processes_go_on_when_the_disk_cannot_be_frozen():
+    control = Control("freeze")
+    with pytest.raises(GuestError):
+        async with suspend.paused(source(control, Machine()), How(memory=False)):
+            pass
+    assert control.asked == ["suspend", "freeze", "release"]
