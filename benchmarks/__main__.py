@@ -13,6 +13,7 @@ ALL = (
     "blocks_write",
     "blocks_images",
     "cold_start",
+    "suspend",
     "exec_latency",
     "proxy",
     "data_plane",

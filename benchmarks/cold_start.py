@@ -19,7 +19,8 @@ ROUNDS = 5
 FLOORS = {
     "slot": "0: prepared ahead",
     "queue": "0: nobody waits",
-    "disk": "copy of a 200 KB file",
+    "record": "one synced transaction",
+    "open": "a round trip to the block server, copy of a 200 KB file",
     "process": "exec of QEMU to its first socket",
     "boot": "the same kernel to its init, without devices (last line)",
     "init": "one round trip, clock, entropy, addresses",

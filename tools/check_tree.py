@@ -40,6 +40,17 @@ HOMES: dict[str, tuple[str, str]] = {
     "cli/config_.py": ("tests/integration/cli/test_cli.py", "run as the command it is"),
     "cli/doctor_.py": ("tests/integration/cli/test_cli.py", "run as the command it is"),
     "cli/image_.py": ("tests/integration/cli/test_cli.py", "run as the command it is"),
+    "cli/site.py": ("tests/integration/template/test_templates.py", "builds go through it"),
+    "cli/template_.py": (
+        "tests/integration/template/test_templates.py",
+        "run as the command it is",
+    ),
+    "cli/dockerfile_build.py": (
+        "tests/integration/template/test_templates.py",
+        "run as the command it is",
+    ),
+    "node/workshop.py": ("tests/integration/template/test_templates.py", "builds go through it"),
+    "sdk/templates.py": ("tests/integration/template/test_templates.py", "the CLI speaks by it"),
     "cli/output.py": ("tests/integration/cli/test_cli.py", "run as the command it is"),
     "cli/serve_.py": ("tests/integration/node/test_assembly.py", "run as the command it is"),
     "cli/down_.py": ("tests/integration/node/test_assembly.py", "run as the command it is"),

@@ -1,9 +1,10 @@
 """`make demo`: the main job from nothing to nothing, with times.
 
 A server with a home of its own, an image from Debian packages (no container registry needed), a
-sandbox driven by the official E2B SDK, a web server in it reached through the proxy; another one by
-the CLI: a terminal, a copy, a WebSocket, a forwarded port; a second node that starts the image from
-the store with an empty cache; at the end everything is taken down and what is left is counted.
+sandbox driven by the official E2B SDK, a web server in it reached through the proxy; a template
+with a process that counts, paused, resumed, saved and copied; another sandbox by the CLI: a
+terminal, a copy, a WebSocket, a forwarded port; a second node that starts the image from the store
+with an empty cache; at the end everything is taken down and what is left is counted.
 """
 
 from __future__ import annotations
@@ -106,6 +107,8 @@ def tour(environ: dict[str, str], home: Path) -> None:
     }
     with told("the official E2B SDK, unmodified"):
         subprocess.run([SDK_PYTHON, ROOT / "tools" / "demo_sdk.py"], env=sdk, check=True)
+    with told("a template by steps, pause, resume, snapshot, fork, by the same SDK"):
+        subprocess.run([SDK_PYTHON, ROOT / "tools" / "demo_suspend.py"], env=sdk, check=True)
     live(environ)
 
 

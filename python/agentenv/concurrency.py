@@ -132,3 +132,14 @@ async def interruptible(work: Callable[[threading.Event], T]) -> T:
         stop.set()
         await asyncio.wait([thread])
         raise
+
+
+async def together(*work: Coroutine[Any, Any, Any]) -> list[Any]:
+    """What each gives, in order. If one fails the others are cancelled and have ended when its
+    error is raised."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(each) for each in work]
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    return [task.result() for task in tasks]

@@ -61,6 +61,9 @@ class Config:
     request_wait: float = _key(
         10.0, "seconds", "how long the data plane waits for a restarting API"
     )
+    warm_machines: int = _key(
+        4, "machines", "at most so many wait to be restored, as demand goes; 34 MB each, 0: none"
+    )
     slots_ahead: int = _key(2, "slots", "network slots prepared before they are asked for")
     inner_network: str = _key(
         "10.233.0.0/30", "CIDR", "the same in each sandbox, so snapshots move"

@@ -7,7 +7,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("flow", ["e2b_flow.py", "e2b_async_flow.py"])
+@pytest.mark.parametrize("flow", ["e2b_flow.py", "e2b_async_flow.py", "e2b_suspend_flow.py"])
 @pytest.mark.parametrize("generation", ["e2b-current", "e2b-2.45"])
 def test_the_official_sdk_drives_a_sandbox(server, generation, flow):
     python = ROOT / ".cache" / "venvs" / generation / "bin" / "python"

@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from agentenv.concurrency import KeyedLocks, Tasks, detached, undo_on_failure
+from agentenv.concurrency import KeyedLocks, Tasks, detached, together, undo_on_failure
 
 
 async def test_detached_work_ends_although_its_caller_was_cancelled():
@@ -103,3 +103,25 @@ async def test_a_failure_whose_caller_left_is_logged_on_one_line(caplog):
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert len(caplog.records) == 1 and "\n" not in caplog.records[0].getMessage()
+
+
+async def test_together_gives_all_or_the_first_failure_with_none_left_running():
+    async def give(value):
+        return value
+
+    assert await together(give(1), give("a")) == [1, "a"]
+    ended = []
+
+    async def slow():
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(True)
+
+    async def fail():
+        await asyncio.sleep(0)
+        raise ValueError("first")
+
+    with pytest.raises(ValueError, match="first"):
+        await together(slow(), fail())
+    assert ended == [True]

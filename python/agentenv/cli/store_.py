@@ -32,7 +32,11 @@ SHOWN = {
 
 
 @command.command()
-def stats(form: Output = Form.AUTO, home: Home = None) -> None:
+def stats(
+    form: Output = Form.AUTO,
+    as_json: Annotated[bool, typer.Option("--json", help="As --output json")] = False,
+    home: Home = None,
+) -> None:
     """Show what the store holds, what sharing saves, and how the cache does.
 
     The cache's figures are those of the running server. Example: aenv store stats
@@ -50,7 +54,7 @@ def stats(form: Output = Form.AUTO, home: Home = None) -> None:
 
     found = run(work())
     rows = [(name, f"{found[name]:,}", meaning) for name, meaning in SHOWN.items()]
-    output.table(("FIGURE", "VALUE", "MEANING"), rows, found, form)
+    output.table(("FIGURE", "VALUE", "MEANING"), rows, found, Form.JSON if as_json else form)
 
 
 @command.command()

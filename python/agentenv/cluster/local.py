@@ -109,7 +109,11 @@ class LocalCluster:
         node = self._node
         capabilities = asdict(await node.ground.engine.capabilities())
         running = [info for info in node.list() if info.state == "running"]
-        load: dict[str, Any] = {"memory_mib": sum(info.resources.memory_mib for info in running)}
+        warm = node.ground.warm
+        load: dict[str, Any] = {
+            "memory_mib": sum(info.resources.memory_mib for info in running),
+            "warm": {"ready": warm.ready, "taken": warm.taken, "missed": warm.missed},
+        }
         with suppress(InfraError):
             load["storage"] = await node.block_server.client.stats()
         return [NodeInfo(node.id, agentenv.__version__, capabilities, len(running), load)]

@@ -176,6 +176,9 @@ class Machine(Protocol):
     @property
     def pid(self) -> int: ...
 
+    @property
+    def ended(self) -> bool: ...
+
     async def control(self) -> ControlChannel:
         """The machine's one channel, shared by all who ask."""
         ...
@@ -238,11 +241,15 @@ class Engine(Protocol):
 
     async def features(self) -> Features: ...
 
-    async def restore(self, spec: MachineSpec, saved: Suspended) -> Machine:
-        """A machine that goes on where ``save`` left one; it runs when this returns.
+    async def ready(self, spec: MachineSpec) -> Machine:
+        """A machine of this size in this place that waits to be restored; its root and disks are
+        not looked at yet. Raises as ``boot``."""
+        ...
 
-        Raises MissingTool, InfraError (``restore_failed``, …); on failure or cancellation nothing
-        of it is left.
+    async def restore(self, waiting: Machine, spec: MachineSpec, saved: Suspended) -> None:
+        """Have a waiting machine go on where ``save`` left one; it runs when this returns.
+
+        Raises InfraError (``restore_failed``, …); then it is the caller's to kill.
         """
         ...
 

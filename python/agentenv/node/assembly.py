@@ -146,6 +146,7 @@ async def open_node(config: Config, *, serve: bool = True) -> AsyncGenerator[Nod
             snapshots=snapshots,
             folders=folders,
             name_servers=await asyncio.to_thread(_name_servers, config),
+            warm_machines=config.warm_machines if serve else 0,
         )
         node = Node(config, records, catalog, ground, block_server)
         # A start that fails before it has looked must not take away what sandboxes run on.
@@ -157,7 +158,7 @@ async def open_node(config: Config, *, serve: bool = True) -> AsyncGenerator[Nod
             if serve:
                 await data_plane.start()
                 await engine.prepare()
-            await node.start(storage_lost=storage_is_new)
+            await node.start(storage_lost=storage_is_new, serve=serve)
             occupied = False
             if serve:
                 data_plane.watch_wakes(lambda sandbox_id: node.resume(sandbox_id, None))

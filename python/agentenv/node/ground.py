@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from agentenv.concurrency import Tasks
@@ -14,11 +14,14 @@ from agentenv.engine.qemu import disk
 from agentenv.errors import InfraError
 from agentenv.layer.catalog import ImageCatalog
 from agentenv.layer.layers import Part
+from agentenv.model import new_id
 from agentenv.node.data_plane import DataPlane
 from agentenv.node.edge import Resolver, Route
 from agentenv.node.roots import Roots
-from agentenv.node.slots import SlotPool
-from agentenv.sandbox.ground import Place
+from agentenv.node.slots import OPEN, SlotPool
+from agentenv.node.warm import Shape, WarmPool
+from agentenv.sandbox.ground import Place, Seat
+from agentenv.sandbox.launch import make_folders, waiting_spec
 from agentenv.sandbox.network import Policy
 from agentenv.sandbox.record import SandboxInfo, to_row
 from agentenv.snapshot.repository import Snapshots
@@ -55,6 +58,7 @@ class NodeGround:
         snapshots: Snapshots,
         folders: Folders,
         name_servers: tuple[str, ...],
+        warm_machines: int,
     ) -> None:
         self._engine, self._records, self._catalog = engine, records, catalog
         self._snapshots = snapshots
@@ -62,6 +66,7 @@ class NodeGround:
         self._tasks = Tasks()
         self._booted: dict[str, tuple[str, FlatSource]] = {}
         self._folders, self._name_servers = folders, name_servers
+        self.warm = WarmPool(self._start_waiting, self._drop_waiting, warm_machines)
 
     @property
     def engine(self) -> Engine:
@@ -74,8 +79,45 @@ class NodeGround:
     async def save(self, info: SandboxInfo) -> None:
         await self._records.put_sandbox(to_row(info))
 
-    async def take_slot(self, policy: Policy) -> Place:
-        return self.place(await self._slots.acquire(policy))
+    async def take_seat(self, info: SandboxInfo) -> Seat:
+        size = info.resources
+        if info.restores_memory and (seat := self.warm.take((size.vcpus, size.memory_mib))):
+            try:
+                if info.network != OPEN:
+                    await self.fence(seat.place.index, info.network)
+                return seat
+            except BaseException:
+                await asyncio.shield(self._drop_waiting(seat))
+                raise
+        return await self._seat(info.next_machine, info.network)
+
+    async def _seat(self, machine: str, policy: Policy) -> Seat:
+        place = self.place(await self._slots.acquire(policy))
+        try:
+            await make_folders(self, machine, place)
+        except BaseException:
+            await asyncio.shield(self._remove_seat(Seat(place, machine)))
+            raise
+        return Seat(place, machine)
+
+    async def _start_waiting(self, shape: Shape) -> Seat:
+        seat = await self._seat(new_id(), OPEN)
+        try:
+            spec = waiting_spec(self, seat.machine, seat.place, *shape)
+            return replace(seat, waiting=await self._engine.ready(spec))
+        except BaseException:
+            await asyncio.shield(self._remove_seat(seat))
+            raise
+
+    async def _drop_waiting(self, seat: Seat) -> None:
+        if seat.waiting is not None:
+            await seat.waiting.kill()
+        await self._remove_seat(seat)
+
+    async def _remove_seat(self, seat: Seat) -> None:
+        for folder in (self.run_dir(seat.machine), self.files(seat.machine)):
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+        await self._slots.release(seat.place.index)
 
     async def fence(self, index: int, policy: Policy) -> None:
         await self._slots.load_rules(index, policy)
@@ -89,6 +131,7 @@ class NodeGround:
 
     async def close(self) -> None:
         await self._tasks.close()
+        await self.warm.close()
         await self._snapshots.close()
 
     async def root(self, image_id: str, machine: str) -> FlatSource:
@@ -168,15 +211,17 @@ class NodeGround:
         listen = f"{network.gateway}:{DNS_PORT}"
         return route, Resolver(info.id, str(network.netns), listen, self._name_servers)
 
-    async def reconcile(self, in_use: set[int], owned: set[str]) -> None:
+    async def reconcile(self, in_use: set[int], owned: set[str], *, serve: bool) -> None:
         """Remove what an earlier server left and no record owns: engines, folders, slots.
-        ``owned`` are machines."""
+        ``owned`` are machines. Where nobody is served, no block server is asked to tidy."""
         await self._engine.sweep(owned)
         for parent in (self._folders.sandboxes, self._folders.run):
             for folder in parent.glob("*"):
                 if folder.name not in owned:
                     await asyncio.to_thread(shutil.rmtree, folder)
         await self._slots.start(in_use)
+        if not serve:
+            return
         try:
             await self._roots.keep_only(owned)
             await self._catalog.sweep()

@@ -63,7 +63,7 @@ class Node:
         self._spent_keys: dict[str, Idempotency] = {}
         self.metrics = MetricsStore(config.home / "metrics")
 
-    async def start(self, *, storage_lost: bool = False) -> None:
+    async def start(self, *, storage_lost: bool = False, serve: bool = True) -> None:
         """Adopt what runs, undo what was half made, remove what nobody owns.
 
         With ``storage_lost`` what runs cannot read its disks any more, and ends.
@@ -77,8 +77,10 @@ class Node:
         await self.ground.reconcile(
             {info.slot for info in owned.values() if info.slot is not None},
             {info.machine for info in owned.values() if info.slot is not None},
+            serve=serve,
         )
-        await self.ground.snapshots.start()
+        if serve:
+            await self.ground.snapshots.start()
         for info in owned.values():
             self._live[info.id] = Sandbox(self.ground, info, self._tasks, self._ended)
         adopted = await asyncio.gather(
@@ -88,6 +90,8 @@ class Node:
             if isinstance(outcome, BaseException):
                 log.error("sandbox %s could not be adopted", sandbox_id, exc_info=outcome)
         await self.ground.publish_all()
+        if not serve:
+            return
         self.block_server.watch(self._storage_back, self._storage_lost)
         if storage_lost:
             await self._storage_lost()

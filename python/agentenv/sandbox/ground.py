@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from agentenv.engine.contract import Attachment, Engine, FlatSource
+from agentenv.engine.contract import Attachment, Engine, FlatSource, Machine
 from agentenv.layer.layers import Part
 from agentenv.sandbox.network import Policy
 from agentenv.sandbox.record import SandboxInfo
@@ -23,6 +23,15 @@ class Place:
     gid: int
 
 
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """A place for a machine of this name, perhaps with one that waits there to be restored."""
+
+    place: Place
+    machine: str
+    waiting: Machine | None = None
+
+
 class Ground(Protocol):
     """Every method may be repeated: "already so" is success. A ``machine`` is named by
     ``SandboxInfo.machine``."""
@@ -37,7 +46,10 @@ class Ground(Protocol):
         """Make the record durable."""
         ...
 
-    async def take_slot(self, policy: Policy) -> Place: ...
+    async def take_seat(self, info: SandboxInfo) -> Seat:
+        """A slot with the sandbox's policy and its machine's folders: until ``give_slot``."""
+        ...
+
     async def give_slot(self, index: int) -> None: ...
 
     def place(self, index: int) -> Place:

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from agentenv.concurrency import together
 from agentenv.engine.contract import (
     ControlChannel,
     FlatSource,
@@ -26,7 +27,7 @@ from agentenv.engine.contract import (
 )
 from agentenv.errors import Conflict, faults
 from agentenv.sandbox import agent
-from agentenv.sandbox.ground import Ground, Place
+from agentenv.sandbox.ground import Ground, Place, Seat
 from agentenv.sandbox.record import SandboxInfo, Verdict
 from agentenv.snapshot.manifest import Manifest, misfit, unpack
 
@@ -35,6 +36,7 @@ log = logging.getLogger(__name__)
 # QEMU itself: 35 MB measured idle, its translation cache, and room for I/O buffers.
 ENGINE_OVERHEAD = 320 << 20
 AGENT_USER_FOLDER_MODE = 0o700
+DISK = "disk.qcow2"
 
 
 @contextmanager
@@ -50,26 +52,35 @@ def machine_spec(
 ) -> MachineSpec:
     """What the engine runs for this sandbox; without parts, what it finds it again by."""
     size = info.resources
+    spec = waiting_spec(ground, info.machine, place, size.vcpus, size.memory_mib)
+    if parts is None:
+        return spec
+    return replace(spec, root=parts.root, disk_base=parts.disk_base, disk_below=parts.disk_below)
+
+
+def waiting_spec(
+    ground: Ground, machine: str, place: Place, vcpus: int, memory_mib: int
+) -> MachineSpec:
+    """A machine of this size in this place, whatever it will be made from."""
     return MachineSpec(
-        sandbox_id=info.machine,
-        run_dir=ground.run_dir(info.machine),
-        root=parts.root if parts else None,
-        disk=disk_of(ground, info),
-        disk_base=parts.disk_base if parts else None,
-        disk_below=parts.disk_below if parts else (),
-        vcpus=size.vcpus,
-        memory_mib=size.memory_mib,
+        sandbox_id=machine,
+        run_dir=ground.run_dir(machine),
+        root=None,
+        disk=ground.files(machine) / DISK,
+        disk_base=None,
+        vcpus=vcpus,
+        memory_mib=memory_mib,
         network=place.attachment,
         uid=place.uid,
         gid=place.gid,
-        cgroup=info.machine,
-        limits=Limits(memory_bytes=(size.memory_mib << 20) + ENGINE_OVERHEAD),
+        cgroup=machine,
+        limits=Limits(memory_bytes=(memory_mib << 20) + ENGINE_OVERHEAD),
     )
 
 
 def disk_of(ground: Ground, info: SandboxInfo) -> Path:
     """What the sandbox writes to."""
-    return ground.files(info.machine) / "disk.qcow2"
+    return ground.files(info.machine) / DISK
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,21 +102,18 @@ class Running:
     verdict: Verdict | None = None
 
 
-async def launch(ground: Ground, info: SandboxInfo, place: Place, boot_deadline: float) -> Running:
+async def launch(ground: Ground, info: SandboxInfo, seat: Seat, boot_deadline: float) -> Running:
     """Bring the guest up, from its snapshot if it has one; times go to ``info.phases``.
 
     Raises Conflict (``cannot_restore``), ImageError, GuestError, InfraError; then: ``dismantle``.
     """
-    phases = info.phases
-    with phase(phases, "open"):
-        manifest = await _manifest(ground, info)
-        # Each waits for another: the block server for the store, the disk for the host's.
-        parts, _ = await asyncio.gather(
-            _parts(ground, info, manifest), _own_files(ground, info, place)
-        )
-    spec = machine_spec(ground, info, place, parts)
+    phases, place = info.phases, seat.place
+    manifest = await _manifest(ground, info)
     if manifest and manifest.memory is not None:
-        return await _restore(ground, info, spec, manifest, parts.memory_map)
+        return await _restore(ground, info, seat, manifest)
+    with phase(phases, "open"):
+        parts, _ = await together(_parts(ground, info, manifest), _disk(ground, info, place))
+    spec = machine_spec(ground, info, place, parts)
     with phase(phases, "process"):
         machine = await ground.engine.boot(spec)
         control = await machine.control()
@@ -140,44 +148,54 @@ async def _manifest(ground: Ground, info: SandboxInfo) -> Manifest | None:
 
 async def _parts(ground: Ground, info: SandboxInfo, manifest: Manifest | None) -> Parts:
     if manifest is None:
-        root, base = await asyncio.gather(
+        root, base = await together(
             ground.root(info.image_id, info.machine),
             ground.disk_base(info.resources.disk_mib, info.machine),
         )
         return Parts(root, base)
-    root, opened = await asyncio.gather(
+    root, opened = await together(
         ground.root(info.image_id, info.machine), ground.snapshots.open(manifest, info.machine)
     )
     return Parts(root, opened.disk_base, opened.disk_below, opened.memory_map)
 
 
-async def _own_files(ground: Ground, info: SandboxInfo, place: Place) -> None:
-    await _folders(ground, info, place)
+async def _disk(ground: Ground, info: SandboxInfo, place: Place) -> None:
     await ground.make_disk(disk_of(ground, info), info.resources.disk_mib, place.uid)
 
 
-async def _restore(
-    ground: Ground, info: SandboxInfo, spec: MachineSpec, manifest: Manifest, memory_map: bytes
-) -> Running:
-    phases = info.phases
+async def _waiting(ground: Ground, info: SandboxInfo, seat: Seat) -> Machine:
+    """The machine that waits in the seat, or one that is started now."""
+    if seat.waiting is not None and not seat.waiting.ended:
+        return seat.waiting
+    return await ground.engine.ready(machine_spec(ground, info, seat.place))
+
+
+async def _restore(ground: Ground, info: SandboxInfo, seat: Seat, manifest: Manifest) -> Running:
+    phases, place = info.phases, seat.place
+    with phase(phases, "open"):
+        # Each waits for another: the block server for the store, the engine for its start.
+        machine, parts, _ = await together(
+            _waiting(ground, info, seat), _parts(ground, info, manifest), _disk(ground, info, place)
+        )
     with phase(phases, "process"):
-        saved = Suspended(unpack(manifest.state), memory_map)
-        machine = await ground.engine.restore(spec, saved)
-    with phase(phases, "control"):
+        saved = Suspended(unpack(manifest.state), parts.memory_map)
+        await ground.engine.restore(machine, machine_spec(ground, info, place, parts), saved)
         control = await machine.control()
     with phase(phases, "init"):
-        verdict = await agent.restored(control, info, spec.network)
+        verdict = await agent.restored(control, info, place.attachment)
     ground.snapshots.has_open(info.machine)
     return Running(machine, control, verdict)
 
 
-async def _folders(ground: Ground, info: SandboxInfo, place: Place) -> None:
+async def make_folders(ground: Ground, machine: str, place: Place) -> None:
+    """The folders of a machine, its slot's user's own."""
+
     def make(folder: Path) -> None:
         with faults("the sandbox's folder could not be made"):
             folder.mkdir(mode=AGENT_USER_FOLDER_MODE, parents=True, exist_ok=True)
             os.chown(folder, place.uid, place.gid)
 
-    for folder in (ground.files(info.machine), ground.run_dir(info.machine)):
+    for folder in (ground.files(machine), ground.run_dir(machine)):
         await asyncio.to_thread(make, folder)
 
 

@@ -81,6 +81,7 @@ class SandboxInfo:
     ``network_pending``: its rules may still be those of an earlier policy. ``snapshot_id``: the
     snapshot that it is paused in, or that its memory lies over; ``disk_id``: the one that its
     disk lies over; ``from_disk``: its machine was booted from that disk, whatever else there is.
+    ``machine``: the name of its machine, of the machine's folders and of what it reads.
     ``lifetime``: the seconds that its deadline was set to last. ``generation`` counts its machines.
     ``origin``: the sandbox or template it came from. ``guest_silent``: its agent did not answer
     when it was paused.
@@ -98,6 +99,7 @@ class SandboxInfo:
     snapshot_id: str | None = None
     disk_id: str | None = None
     slot: int | None = None
+    machine: str = ""
     alias: str | None = None
     access_token: str | None = None
     traffic_token: str | None = None
@@ -116,9 +118,14 @@ class SandboxInfo:
     cause: ExitCause | None = None
 
     @property
-    def machine(self) -> str:
-        """The name of its machine, of the machine's folders and of what it reads."""
+    def next_machine(self) -> str:
+        """A name for the machine of its generation, if none waits that has one."""
         return f"{self.id}.{self.generation}"
+
+    @property
+    def restores_memory(self) -> bool:
+        """Whether its machine is to be restored, as far as the record tells."""
+        return self.snapshot_id is not None and not self.from_disk
 
     @property
     def failed_creation(self) -> bool:

@@ -64,15 +64,15 @@ class Sandbox:
         """Take a slot and start the machine in it; recorded is that there may be one."""
         phases = self.info.phases
         with launch.phase(phases, "slot"):
-            place = await self._ground.take_slot(self.info.network)
-            self.info = self.info.with_(slot=place.index)
+            seat = await self._ground.take_seat(self.info)
+            self.info = self.info.with_(slot=seat.place.index, machine=seat.machine)
         if self.info.state is State.CREATING:
             with launch.phase(phases, "record"):
                 await self._save()
         with launch.phase(phases, "queue"):
             await boots.acquire()
         try:
-            running = await launch.launch(self._ground, self.info, place, boot_deadline)
+            running = await launch.launch(self._ground, self.info, seat, boot_deadline)
         finally:
             boots.release()
         self._machine, self._control = running.machine, running.control

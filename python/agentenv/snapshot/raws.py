@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from agentenv import _core
-from agentenv.errors import faults
+from agentenv.errors import InfraError, faults
 from agentenv.model import new_id
 
 FOLDER_MODE = 0o711
@@ -73,6 +73,18 @@ class Raws:
     def put_runs(self, raw: str, runs: bytes) -> None:
         with faults("the memory's runs could not be written"):
             self.runs(raw).write_bytes(runs)
+
+    def read_runs(self, raw: str) -> bytes:
+        """Blocking. Raises InfraError (``snapshot_damaged``, ``file_failed``)."""
+        with faults("a snapshot's file could not be read"):
+            runs = self.runs(raw).read_bytes()
+        try:
+            _core.run_spans(runs)
+        except ValueError as error:
+            raise InfraError(
+                "a snapshot's file is damaged", why=f"{raw}.runs: {error}", code="snapshot_damaged"
+            ) from error
+        return runs
 
     def take_disk(self, path: Path, raw: str) -> None:
         """Keep a machine's disk, which it writes no more, under a second name."""

@@ -65,6 +65,7 @@ class Snapshots:
         self._runs: dict[str, bytes] = {}
         self._tasks = Tasks()
         self._tidying: asyncio.Task[None] | None = None
+        self._started = False
         self._storing = Storing(self._known, self.raws, records, layers, claims, blocks, disk_spans)
 
     async def start(self) -> None:
@@ -75,6 +76,7 @@ class Snapshots:
                 self._known[row.id] = manifests.from_doc(row.doc)
             except InfraError as error:
                 log.error("snapshot %s: %s", row.id, error.message)
+        self._started = True
         self._storing.start(await self._claimed(), self.tidy)
         self.tidy()
 
@@ -173,7 +175,7 @@ class Snapshots:
 
     async def _runs_of(self, element: Element) -> bytes:
         if element.raw:
-            return await asyncio.to_thread(self.raws.runs(element.raw).read_bytes)
+            return await asyncio.to_thread(self.raws.read_runs, element.raw)
         assert element.layer
         if element.layer not in self._runs:
             table = await self._layers.table(element.layer)
@@ -196,7 +198,9 @@ class Snapshots:
         self.tidy()
 
     def tidy(self) -> None:
-        """Have what nobody needs any more removed, soon."""
+        """Have what nobody needs any more removed, soon; by one who knows what is needed."""
+        if not self._started:
+            return
         if self._tidying is None or self._tidying.done():
             self._tidying = self._tasks.start(self._tidy(), "tidy snapshots")
 

@@ -1,6 +1,6 @@
 """From files of this node to layers in the store, behind everybody's back.
 
-Files that only one snapshot has are first merged into one: who pauses a hundred times in a row
+Files that lie in a row in the same snapshots are first merged into one: who pauses a hundred times
 leaves one layer, not a hundred. Where a stack has grown deep, what lies above its lowest layer (the
 template's, which many share) is merged as well.
 """
@@ -8,6 +8,7 @@ template's, which many share) is merged as well.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -137,15 +138,26 @@ class Storing:
         return (manifest.memory or ()) if manifest else ()
 
     async def _merge_own(self, snapshot_id: str) -> None:
-        """Make one file of those in a row that no other snapshot has."""
-        others = {raw for m in self._known.values() if m.id != snapshot_id for raw in m.raws}
-        own = [e for e in self._memory_of(snapshot_id) if e.raw and e.raw not in others]
-        if len(own) < 2:
-            return
+        """Make one file of those in a row that the same snapshots have."""
+        for group in self._groups(snapshot_id):
+            if len(group) > 1:
+                await self._merge(group)
+
+    def _groups(self, snapshot_id: str) -> list[Stack]:
+        """The files of a memory, those together that are in the same snapshots."""
+
+        def users(element: Element) -> frozenset[str]:
+            having = (m.id for m in self._known.values() if element in (m.memory or ()))
+            return frozenset(having)
+
+        files = [each for each in self._memory_of(snapshot_id) if each.raw]
+        return [tuple(group) for _, group in itertools.groupby(files, users)]
+
+    async def _merge(self, own: Stack) -> None:
         names = [each.raw for each in own if each.raw]
         with self._raws.making(1) as (fresh,):
             files = [self._raws.memory(raw) for raw in names]
-            runs = [await asyncio.to_thread(self._raws.runs(raw).read_bytes) for raw in names]
+            runs = [await asyncio.to_thread(self._raws.read_runs, raw) for raw in names]
             size = own[0].blocks * BLOCK
             laid = list(zip(files, runs, strict=True))
             await asyncio.to_thread(self._raws.merge, laid, fresh, size)
@@ -153,7 +165,7 @@ class Storing:
 
     async def _store_memory(self, raw: str, blocks: int, lease: Lease) -> None:
         path = self._raws.memory(raw)
-        runs = await asyncio.to_thread(self._raws.runs(raw).read_bytes)
+        runs = await asyncio.to_thread(self._raws.read_runs, raw)
         spans = _core.run_spans(runs)
         part = await self._layers.write(path, spans, blocks, MEMORY_WINDOW, lease)
         await self._layers.keep_here(part, path)

@@ -134,11 +134,16 @@ pub fn serve(listen: SocketAddr, port: Option<control::Port>, mut kept: Option<K
         Ok(runtime) => runtime,
         Err(error) => return println!("agentenv-agent: no runtime: {error}"),
     };
+    // Before the host can be told that we are there.
+    let listener = match runtime.block_on(http::listen(listen)) {
+        Ok(listener) => listener,
+        Err(error) => return println!("agentenv-agent: cannot listen on {listen}: {error}"),
+    };
     if let Some(port) = port {
         let agent = Arc::clone(&agent);
         std::thread::spawn(move || control::serve(&port, &agent));
     }
-    if let Err(error) = runtime.block_on(http::serve(listen, agent)) {
+    if let Err(error) = runtime.block_on(http::serve(listener, agent)) {
         println!("agentenv-agent: cannot serve {listen}: {error}");
     }
 }

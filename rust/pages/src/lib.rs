@@ -8,6 +8,7 @@
 
 mod file;
 mod remote;
+mod room;
 mod save;
 mod scan;
 

@@ -8,6 +8,7 @@ use std::os::unix::fs::FileExt;
 
 use rayon::prelude::*;
 
+use crate::room::Room;
 use crate::{extend, remote, Memory, Run, PAGE};
 
 /// Pages of one piece of work: large enough to hide its start, small enough to share out.
@@ -32,18 +33,37 @@ impl Written {
     }
 }
 
-/// Pages in our memory.
+/// Pages in our memory, one after another.
 pub struct Held {
-    pieces: Vec<(Run, Vec<u8>)>,
+    pieces: Vec<(Run, usize)>,
+    bytes: Room,
 }
 
 /// Copies `runs` out; the process may go on when this returns.
 pub fn copy(memory: Memory, runs: &[Run]) -> io::Result<Held> {
-    let pieces: io::Result<Vec<_>> = split(runs)
-        .into_par_iter()
-        .map(|run| Ok((run, read(memory, run)?)))
+    let mut at = 0;
+    let pieces: Vec<(Run, usize)> = split(runs)
+        .into_iter()
+        .map(|run| {
+            let begin = at;
+            at += run.count as usize * PAGE;
+            (run, begin)
+        })
         .collect();
-    Ok(Held { pieces: pieces? })
+    let mut bytes = Room::new(at)?;
+    let mut rest = bytes.all();
+    let mut places = Vec::with_capacity(pieces.len());
+    for (run, _) in &pieces {
+        let (place, more) = rest.split_at_mut(run.count as usize * PAGE);
+        places.push((*run, place));
+        rest = more;
+    }
+    let read = |(run, place): (Run, &mut [u8])| remote::read(memory, run, place);
+    places
+        .into_par_iter()
+        .map(read)
+        .collect::<io::Result<()>>()?;
+    Ok(Held { pieces, bytes })
 }
 
 impl Held {
@@ -52,7 +72,7 @@ impl Held {
         let parts: io::Result<Vec<_>> = self
             .pieces
             .par_iter()
-            .map(|(run, bytes)| put(file, *run, bytes))
+            .map(|(run, at)| put(file, *run, self.bytes.get(*at, run.count as usize * PAGE)))
             .collect();
         Ok(joined(parts?))
     }

@@ -46,7 +46,7 @@ def test_inspect_names_every_host_object(server, sandbox):
     found = server.inspect(sandbox)
     objects = found["objects"]
     assert {"pid", "netns", "tap", "uid", "files", "run_dir"} <= objects.keys()
-    assert json.loads(json.dumps(found["phases"])).keys() >= {"slot", "disk", "boot", "init"}
+    assert json.loads(json.dumps(found["phases"])).keys() >= {"slot", "open", "boot", "init"}
     assert found["access_token"] is None
     with Path(f"/proc/{objects['pid']}/status").open() as status:
         uid = next(line for line in status if line.startswith("Uid:")).split()[1]

@@ -17,6 +17,7 @@ SECTOR = 512
 CONTROL_PORT = "agentenv.control"
 DISK_NODE = "disk"  # the first node that the guest writes; those put over it later begin so
 EMULATED_CPU = "max"
+MEMORY = "ram0"
 # Descriptors in QEMU: sockets that listen already, so nobody who connects is too early; the tap.
 QMP_FD, CONTROL_FD, NET_FD = 3, 4, 5
 TCG_CACHE_MIB = 128  # translated code; QEMU's own default (1 GiB) is no bound on a crowded node
@@ -121,40 +122,47 @@ def kernel_line(guest: Guest, extra: tuple[str, ...]) -> str:
 
 def boot(guest: Guest, spec: MachineSpec, files: RunFiles) -> tuple[str, ...]:
     """The command line of a machine that boots. The tap, if any, is descriptor ``NET_FD``."""
-    # Memory in shmem: holes can be punched (balloon), and nothing is written back to a disk.
-    memory = f"memory-backend-memfd,id=ram0,size={spec.memory_mib}M,share=on"
     return (
-        *_machine(guest, spec, files, memory),
+        *_machine(guest, spec, files, f",memory-backend={MEMORY}"),
+        # Memory in shmem: holes can be punched (balloon), and nothing is written back to a disk.
+        "-object", f"memory-backend-memfd,id={MEMORY},size={spec.memory_mib}M,share=on",
+        *(word for node in disks(spec, files) for word in ("-blockdev", json.dumps(node))),
         "-kernel", str(guest.kernel),
         "-initrd", str(guest.initrd),
         "-append", kernel_line(guest, spec.kernel_args),
     )  # fmt: skip
 
 
-def restore(guest: Guest, spec: MachineSpec, files: RunFiles) -> tuple[str, ...]:
-    """As ``boot``, for a machine that waits for its devices' state; its memory is laid by
-    `agentenv-map`, preloaded."""
-    memory = (
-        f"memory-backend-file,id=ram0,size={spec.memory_mib}M,mem-path={files.memory / 'ram'},"
-        "share=off"
-    )
-    return (*_machine(guest, spec, files, memory), "-S", "-incoming", "defer")
+def wait(guest: Guest, spec: MachineSpec, files: RunFiles) -> tuple[str, ...]:
+    """As ``boot``, for a machine that waits to be given memory, disks and its devices' state."""
+    return (*_machine(guest, spec, files), "--preconfig", "-S", "-incoming", "defer")
 
 
-def _machine(guest: Guest, spec: MachineSpec, files: RunFiles, memory: str) -> tuple[str, ...]:
+def memory(spec: MachineSpec, files: RunFiles) -> dict[str, Any]:
+    """What a restored machine has for memory: a file that `agentenv-map`, preloaded, replaces."""
+    return {
+        "qom-type": "memory-backend-file",
+        "id": MEMORY,
+        "size": spec.memory_mib << 20,
+        "mem-path": str(files.memory / "ram"),
+        "share": False,
+    }
+
+
+def _machine(
+    guest: Guest, spec: MachineSpec, files: RunFiles, options: str = ""
+) -> tuple[str, ...]:
     accel = "kvm" if guest.accelerator == "kvm" else f"tcg,thread=multi,tb-size={TCG_CACHE_MIB}"
     argv = [
         str(guest.qemu),
         "-name", f"agentenv-{spec.sandbox_id}",
         # The firmware that starts an ELF kernel by its PVH entry; it takes bzImages as well.
         "-bios", "qboot.rom",
-        "-M", "microvm,rtc=on,isa-serial=on,acpi=on,suppress-vmdesc=on,mem-merge=off,"
-              "memory-backend=ram0",
+        "-M", f"microvm,rtc=on,isa-serial=on,acpi=on,suppress-vmdesc=on,mem-merge=off{options}",
         "-accel", accel,
         "-cpu", "host" if guest.accelerator == "kvm" else EMULATED_CPU,
         "-smp", str(spec.vcpus),
         "-m", f"{spec.memory_mib}M",
-        "-object", memory,
         "-global", "migration.send-configuration=off",
         "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
         "-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny",
@@ -162,7 +170,10 @@ def _machine(guest: Guest, spec: MachineSpec, files: RunFiles, memory: str) -> t
         "-serial", "chardev:console",
         "-chardev", f"socket,id=qmp,fd={QMP_FD},server=on,wait=off",
         "-mon", "chardev=qmp,mode=control",
-        *_disks(spec, files),
+        # A store that fails stops the guest; `proceed` lets it go on.
+        "-device", "virtio-blk-device,drive=root,serial=root,rerror=stop",
+        "-device",
+        f"virtio-blk-device,drive={DISK_NODE},serial=disk,discard=on,rerror=stop,werror=stop",
         *_network(spec),
         "-chardev", f"socket,id=control,fd={CONTROL_FD},server=on,wait=off",
         "-device", "virtio-serial-device,id=serial0,max_ports=4",
@@ -174,37 +185,27 @@ def _machine(guest: Guest, spec: MachineSpec, files: RunFiles, memory: str) -> t
     return tuple(argv)
 
 
-def _disks(spec: MachineSpec, files: RunFiles) -> tuple[str, ...]:
-    assert spec.root is not None and spec.disk_base is not None, "booted from these"
+def disks(spec: MachineSpec, files: RunFiles) -> list[dict[str, Any]]:
+    """The block nodes of a machine, each after those that it lies over."""
+    assert spec.root is not None and spec.disk_base is not None, "made from these"
     root = spec.root.segments
     driver, path = ("raw", root[0]) if len(root) == 1 else ("vmdk", files.root)
-    return (
-        "-blockdev",
-        f"driver={driver},node-name=root,read-only=on,"
-        f"file.driver=file,file.filename={path},file.locking=off,file.read-only=on",
-        # A store that fails stops the guest; `proceed` lets it go on.
-        "-device", "virtio-blk-device,drive=root,serial=root,rerror=stop",
-        "-blockdev",
-        f"driver=raw,node-name=base,read-only=on,file.driver=file,file.filename={spec.disk_base},"
-        "file.locking=off,file.read-only=on",
-        *_chain(spec),
-        "-device",
-        "virtio-blk-device,drive=disk,serial=disk,discard=on,rerror=stop,werror=stop",
-    )  # fmt: skip
-
-
-def _chain(spec: MachineSpec) -> list[str]:
-    """The writable disk over those that are written no more."""
-    words, below = list[str](), "base"
+    found = [_sealed("root", driver, path), _sealed("base", "raw", spec.disk_base)]
+    below = "base"
     for number, path in enumerate(spec.disk_below):
-        node = f"below{number}"
-        words += [
-            "-blockdev",
-            f"driver=qcow2,node-name={node},backing={below},read-only=on,"
-            f"file.driver=file,file.filename={path},file.locking=off,file.read-only=on",
-        ]
-        below = node
-    return [*words, "-blockdev", json.dumps(writable(DISK_NODE, spec.disk, below))]
+        found.append(_sealed(f"below{number}", "qcow2", path) | {"backing": below})
+        below = f"below{number}"
+    return [*found, writable(DISK_NODE, spec.disk, below)]
+
+
+def _sealed(node: str, driver: str, path: Path) -> dict[str, Any]:
+    """A file that nobody writes."""
+    return {
+        "driver": driver,
+        "node-name": node,
+        "read-only": True,
+        "file": {"driver": "file", "filename": str(path), "locking": "off", "read-only": True},
+    }
 
 
 def writable(node: str, path: Path, below: str | None) -> dict[str, Any]:

@@ -87,18 +87,19 @@ class QemuEngine:
         guest = await self.prepare()
         return await self._start(spec, argv.boot(guest, spec, RunFiles(spec.run_dir)), {})
 
-    async def restore(self, spec: MachineSpec, saved: Suspended) -> Machine:
+    async def ready(self, spec: MachineSpec) -> Machine:
         guest = await self.prepare()
         files = RunFiles(spec.run_dir)
-        await asyncio.to_thread(_lay_out, spec, files, saved)
+        await asyncio.to_thread(_make_ram, spec, files)
         preload = {"LD_PRELOAD": str(self._files.map), "AGENTENV_MEMORY": str(files.memory)}
-        machine = await self._start(spec, argv.restore(guest, spec, files), preload)
-        try:
-            await machine.load()
-        except BaseException:
-            await asyncio.shield(machine.kill())
-            raise
-        return machine
+        return await self._start(spec, argv.wait(guest, spec, files), preload)
+
+    async def restore(self, waiting: Machine, spec: MachineSpec, saved: Suspended) -> None:
+        assert isinstance(waiting, QemuMachine)
+        files = RunFiles(spec.run_dir)
+        await asyncio.to_thread(_write_descriptor, spec, files)
+        await asyncio.to_thread(_lay_out, spec, files, saved)
+        await waiting.load(spec)
 
     async def _start(
         self, spec: MachineSpec, words: tuple[str, ...], env: dict[str, str]
@@ -180,16 +181,23 @@ def _listening(path: Path) -> int:
         return made.detach()
 
 
-def _lay_out(spec: MachineSpec, files: RunFiles, saved: Suspended) -> None:
-    """What a restored machine finds in its run folder."""
-    with faults("the saved machine could not be laid out"):
+def _make_ram(spec: MachineSpec, files: RunFiles) -> None:
+    """What `agentenv-map` knows a machine's memory by."""
+    with faults("the machine's memory file could not be made"):
         files.memory.mkdir(mode=0o700)
         ram = files.memory / "ram"
         ram.touch()
         os.truncate(ram, spec.memory_mib << 20)
+        for path in (files.memory, ram):
+            os.chown(path, spec.uid, spec.gid)
+
+
+def _lay_out(spec: MachineSpec, files: RunFiles, saved: Suspended) -> None:
+    """What a restored machine finds in its run folder."""
+    with faults("the saved machine could not be laid out"):
         (files.memory / "map").write_bytes(saved.memory_map)
         files.devices.write_bytes(saved.state)
-        for path in (files.memory, ram, files.memory / "map", files.devices):
+        for path in (files.memory / "map", files.devices):
             os.chown(path, spec.uid, spec.gid)
 
 

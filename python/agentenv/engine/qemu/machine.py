@@ -98,10 +98,14 @@ class QemuMachine:
         async with qmp.connected(self._files.qmp) as monitor:
             await monitor.execute("cont")
 
-    async def load(self) -> None:
+    @property
+    def ended(self) -> bool:
+        return self._end.done()
+
+    async def load(self, spec: MachineSpec) -> None:
         """Take the saved state that lies in the run folder, and run. Raises InfraError."""
         try:
-            await suspend.load(self._files)
+            await suspend.load(self._files, spec)
         except InfraError:
             # A machine that ends cuts its monitor first; its cause is known a moment later.
             await asyncio.wait((self._end,), timeout=END_AFTER_CUT)

@@ -18,7 +18,7 @@ from typing import Any, cast
 from qemu.qmp import QMPClient, QMPError
 
 from agentenv import _core
-from agentenv.engine.contract import Saved, SavedPages, SavePlan
+from agentenv.engine.contract import MachineSpec, Saved, SavedPages, SavePlan
 from agentenv.engine.qemu import argv, qmp
 from agentenv.engine.qemu.argv import RunFiles
 from agentenv.errors import InfraError, faults
@@ -143,9 +143,18 @@ def _timed(phases: dict[str, float], name: str) -> Generator[None]:
     phases[name] = round(time.monotonic() - begun, 6)
 
 
-async def load(files: RunFiles) -> None:
-    """Give a waiting machine its devices' state and let it run. Raises InfraError."""
+async def load(files: RunFiles, spec: MachineSpec) -> None:
+    """Give a waiting machine memory, disks and its devices' state, and let it run.
+
+    Raises InfraError.
+    """
     async with qmp.connected(files.qmp, DEADLINE) as monitor:
+        await monitor.execute("object-add", argv.memory(spec, files))
+        link = {"path": "/machine", "property": "memory-backend", "value": argv.MEMORY}
+        await monitor.execute("qom-set", link)
+        for node in argv.disks(spec, files):
+            await monitor.execute("blockdev-add", node)
+        await monitor.execute("x-exit-preconfig")
         await monitor.execute("migrate-incoming", {"uri": f"file:{files.devices}"})
         while (status := await _incoming(monitor)) != "completed":
             if status == "failed":

@@ -40,9 +40,13 @@ pub type Answer = Response<Body>;
 const REFUSED_BODY: usize = 64 << 20;
 const REFUSED_TIME: Duration = Duration::from_secs(10);
 
-pub async fn serve(listen: SocketAddr, agent: Arc<Agent>) -> io::Result<()> {
-    let listener = TcpListener::bind(listen).await?;
+pub async fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    let listener = TcpListener::bind(address).await?;
     println!("agentenv-agent: listening on {}", listener.local_addr()?);
+    Ok(listener)
+}
+
+pub async fn serve(listener: TcpListener, agent: Arc<Agent>) -> io::Result<()> {
     loop {
         let (connection, _) = match listener.accept().await {
             Ok(accepted) => accepted,

@@ -1,10 +1,21 @@
 import itertools
+import json
 from pathlib import Path
 
 import pytest
 
 from agentenv.engine.contract import Attachment, FlatSource, Limits, MachineSpec
-from agentenv.engine.qemu.argv import Guest, RunFiles, boot, kernel_line, restore, vmdk, writable
+from agentenv.engine.qemu.argv import (
+    Guest,
+    RunFiles,
+    boot,
+    disks,
+    kernel_line,
+    memory,
+    vmdk,
+    wait,
+    writable,
+)
 
 GUEST = Guest(Path("/q"), Path("/k"), Path("/i"), "tcg", 2_596_000)
 NET = Attachment(Path("/ns"), "tap0", "02:ae:00:00:00:02", "10.0.0.2/30", "10.0.0.1", ())
@@ -21,7 +32,7 @@ def words(guest=GUEST, start=boot, **more):
     return start(guest, spec(**more), RunFiles(Path("/run/x")))
 
 
-@pytest.mark.parametrize("start", [boot, restore])
+@pytest.mark.parametrize("start", [boot, wait])
 def test_the_devices_come_in_a_fixed_order(start):
     line = words(start=start)
     devices = [a.split(",")[0] for f, a in itertools.pairwise(line) if f == "-device"]
@@ -39,37 +50,44 @@ def test_it_is_confined():
     assert "-nodefaults" in line and "-no-user-config" in line
 
 
+def nodes(**more):
+    return {node["node-name"]: node for node in disks(spec(**more), RunFiles(Path("/run/x")))}
+
+
 def test_one_segment_is_read_as_it_is_and_several_through_a_descriptor():
-    assert "driver=raw" in " ".join(words(segments=("/only",)))
-    assert "file.filename=/run/x/root.vmdk" in " ".join(words())
+    assert nodes(segments=("/only",))["root"]["driver"] == "raw"
+    assert nodes()["root"]["file"]["filename"] == "/run/x/root.vmdk"
 
 
 def test_the_root_is_read_only_and_the_disk_stops_on_errors():
+    assert nodes()["root"]["read-only"] and nodes()["root"]["file"]["read-only"]
     line = " ".join(words())
-    assert "node-name=root,read-only=on" in line
     assert "drive=root,serial=root,rerror=stop" in line
-    assert "rerror=stop,werror=stop" in line
+    assert "drive=disk,serial=disk,discard=on,rerror=stop,werror=stop" in line
 
 
 def test_the_disk_lies_over_a_base_that_is_only_read():
-    line = " ".join(words())
-    assert "node-name=base,read-only=on,file.driver=file,file.filename=/blank" in line
-    assert '"node-name": "disk", "backing": "base"' in line
+    found = nodes()
+    assert found["base"]["file"]["filename"] == "/blank" and found["base"]["read-only"]
+    assert found["disk"]["backing"] == "base" and list(found)[-1] == "disk"
+    booted = words()
+    assert all(json.dumps(node) in booted for node in found.values())
 
 
 def test_disks_that_are_written_no_more_lie_between():
-    line = " ".join(words(disk_below=(Path("/one.qcow2"), Path("/two.qcow2"))))
-    assert "node-name=below0,backing=base,read-only=on" in line
-    assert "node-name=below1,backing=below0,read-only=on" in line
-    assert '"node-name": "disk", "backing": "below1"' in line
+    found = nodes(disk_below=(Path("/one.qcow2"), Path("/two.qcow2")))
+    assert list(found) == ["root", "base", "below0", "below1", "disk"]
+    assert [found[n].get("backing") for n in list(found)[2:]] == ["base", "below0", "below1"]
+    assert found["below1"]["read-only"]
     assert writable("disk-2", Path("/x"), None)["backing"] is None  # put over another later
 
 
-def test_a_restored_machine_waits_and_has_no_kernel():
-    line = words(start=restore)
-    assert line[-3:] == ("-S", "-incoming", "defer") and "-kernel" not in line
-    assert "mem-path=/run/x/memory/ram,share=off" in " ".join(line)
-    assert "memory-backend-memfd" in " ".join(words()) and "-incoming" not in words()
+def test_a_machine_that_waits_has_no_kernel_memory_or_disks_yet():
+    line = words(start=wait)
+    assert line[-4:] == ("--preconfig", "-S", "-incoming", "defer")
+    assert not {"-kernel", "-blockdev"} & set(line) and "ram0" not in " ".join(line)
+    assert memory(spec(), RunFiles(Path("/run/x")))["mem-path"] == "/run/x/memory/ram"
+    assert "memory-backend=ram0" in " ".join(words()) and "-incoming" not in words()
 
 
 def test_no_network_device_without_a_network():
