@@ -85,7 +85,7 @@ async def _opened_interpreter(below: Image, drafts: Drafts) -> AsyncGenerator[As
             folder = Path(held.enter_context(TemporaryDirectory(prefix="aenv-root-")))
             await fill(folder)
             tars.append(await held.enter_async_context(opened_folder(folder, drafts)))
-        yield Assembled(recipes.CONFIG, _stored(below.diff_ids), tuple(tars))
+        yield Assembled(recipes.CONFIG, stored(below.diff_ids), tuple(tars))
 
 
 async def _packages(root: Path) -> None:
@@ -102,6 +102,6 @@ async def _server(root: Path) -> None:
     await asyncio.to_thread(wheels.settle, root)
 
 
-def _stored(diff_ids: Sequence[str]) -> tuple[SourceLayer, ...]:
+def stored(diff_ids: Sequence[str]) -> tuple[SourceLayer, ...]:
     """Layers that the store has; nobody asks for their bytes."""
     return tuple(SourceLayer(diff_id, diff_id, 0) for diff_id in diff_ids)

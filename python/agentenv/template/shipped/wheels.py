@@ -94,14 +94,16 @@ def _unpack(wheels: Sequence[Path], python: str, root: Path) -> None:
 async def compile_all(suite: str, python: str, root: Path) -> None:
     """Compile a root's packages with the suite's own interpreter, in a root that is not kept.
 
-    Times are set first: a compiled file holds its source's. Raises ImageError.
+    Times are set first: a compiled file holds its source's, not its hash, which would be computed
+    at each import. Raises ImageError.
     """
     await asyncio.to_thread(settle, root)
     there, folder = shlex.quote(str(root)), packages_folder(python)
     packages = (f"python{python}-minimal", f"libpython{python}-stdlib")
     hooks = (
         f'mkdir -p "$1{folder}" && cp -a {there}{folder}/. "$1{folder}/"',
-        f'chroot "$1" /usr/bin/python{python} -m compileall -q {folder}',
+        f'chroot "$1" /usr/bin/python{python} -m compileall -q'
+        f" --invalidation-mode=timestamp {folder}",
         f'cp -a "$1{folder}/." {there}{folder}/',
     )
     await inside(DebianImage(suite, packages), hooks)

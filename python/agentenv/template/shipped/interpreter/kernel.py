@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import queue
 from collections.abc import AsyncGenerator, Mapping
@@ -75,10 +76,12 @@ class Kernel:
             await manager.start_kernel(cwd=str(self._cwd), env=dict(env))
             self._client = manager.client()
             self._client.start_channels(stdin=False)
-            await self._client.wait_for_ready(timeout=START_DEADLINE)
+            async with asyncio.timeout(START_DEADLINE):
+                await self._client.wait_for_ready()
+                await _heard(self._client)
         except BaseException as failure:
             await self.shutdown()
-            if isinstance(failure, OSError | RuntimeError):
+            if isinstance(failure, OSError | RuntimeError):  # TimeoutError is one
                 why = str(failure) or type(failure).__name__
                 name = self._language.name
                 raise KernelFailed(f"the {name} kernel does not start: {why}") from failure
@@ -107,11 +110,14 @@ class Kernel:
         request = client.execute(
             code, silent=silent, store_history=not silent, allow_stdin=False, stop_on_error=False
         )
-        told = False
+        told = is_idle = False
         while True:
             try:
-                message = await client.get_iopub_msg(timeout=LOOK_INTERVAL)
+                pause = self._language.late if is_idle else LOOK_INTERVAL
+                message = await client.get_iopub_msg(timeout=pause)
             except queue.Empty:
+                if is_idle:
+                    break
                 if self._client is client and await self.alive():
                     continue
                 yield error("KernelDied", f"the {self._language.name} kernel ended during the run")
@@ -121,7 +127,9 @@ class Kernel:
                 continue
             kind, content = message["header"]["msg_type"], message["content"]
             if kind == "status" and content["execution_state"] == "idle":
-                break
+                is_idle = True
+                if not self._language.late:
+                    break
             if event := event_of(kind, content):
                 told = told or kind == "error"
                 yield event
@@ -166,6 +174,16 @@ class Kernel:
         if self._folder is not None:
             self._folder.cleanup()
             self._folder = None
+
+
+async def _heard(client: AsyncKernelClient) -> None:
+    """Returns once we hear what the kernel publishes: it may be ready before, and what it says then
+    would be lost."""
+    while True:
+        client.kernel_info()
+        with contextlib.suppress(queue.Empty):
+            await client.get_iopub_msg(timeout=LOOK_INTERVAL)
+            return
 
 
 def _parent(message: Mapping[str, Any]) -> str | None:

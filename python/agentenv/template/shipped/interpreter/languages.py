@@ -16,7 +16,9 @@ Changes = Mapping[str, str | None]
 class Language:
     """``kernel`` is the command of its kernel; ``assign`` gives code that changes the environment
     and leaves nothing else behind. ``warm`` is run, unseen, in the context that is made first.
-    ``transport`` is ``ipc`` (Unix sockets) where the kernel can, else ``tcp``."""
+    ``transport`` is ``ipc`` (Unix sockets) where the kernel can, else ``tcp``. ``late``: seconds
+    without a word until all is heard of a kernel that may say it is idle before it shows a result.
+    """
 
     name: str
     kernel: tuple[str, ...]
@@ -24,6 +26,7 @@ class Language:
     env: Mapping[str, str] = field(default_factory=dict[str, str])
     warm: str = ""
     transport: str = "ipc"
+    late: float = 0.0
 
 
 def _python(changes: Changes) -> str:
@@ -73,8 +76,8 @@ LANGUAGES: Mapping[str, Language] = {
     for each in (
         PYTHON,
         Language("bash", (sys.executable, "-m", "bash_kernel", "-f", "{connection_file}"), _bash),
-        Language("javascript", _DENO, _deno, _DENO_ENV, transport="tcp"),
-        Language("typescript", _DENO, _deno, _DENO_ENV, transport="tcp"),
+        Language("javascript", _DENO, _deno, _DENO_ENV, transport="tcp", late=0.2),
+        Language("typescript", _DENO, _deno, _DENO_ENV, transport="tcp", late=0.2),
     )
 }
 ALIASES = {"python3": "python", "js": "javascript", "ts": "typescript"}

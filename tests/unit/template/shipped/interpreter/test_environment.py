@@ -17,7 +17,7 @@ class Agent(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(json.dumps({"TOKEN": token, "N": 1}).encode())
 
-    def log_message(self, *args):
+    def log_message(self, format, *args):
         pass
 
 
