@@ -27,6 +27,22 @@ MIRRORS = ("tests/unit", "tests/contract", "tests/integration")
 # Modules tested elsewhere: module -> (test file, reason). An entry that is no longer needed, or
 # whose file is gone, is a fault too.
 HOMES: dict[str, tuple[str, str]] = {
+    "cli/follow_build.py": (
+        "tests/compat/test_e2b_code_interpreter.py",
+        "run as the command it is",
+    ),
+    "cli/template_init.py": (
+        "tests/compat/test_e2b_code_interpreter.py",
+        "run as the command it is",
+    ),
+    "template/shipped/interpreter/contexts.py": (
+        "tests/integration/template/shipped/interpreter/test_app.py",
+        "asked through the server, with real kernels",
+    ),
+    "template/shipped/interpreter/kernel.py": (
+        "tests/integration/template/shipped/interpreter/test_app.py",
+        "asked through the server, with real kernels",
+    ),
     "api/errors.py": ("tests/unit/api/test_app.py", "asked through the application"),
     "api/sandboxes.py": ("tests/unit/api/test_app.py", "asked through the application"),
     "cli/exec_.py": ("tests/integration/node/test_sandboxes.py", "run as the command it is"),
