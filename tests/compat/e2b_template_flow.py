@@ -107,9 +107,7 @@ def names_and_tags():
     assert Template.exists(NAME) and not Template.exists(f"{NAME}-none")
     info = Template.assign_tags(f"{NAME}:second", ["live", "other"])
     assert sorted(info.tags) == ["live", "other"] and info.build_id
-    assert {"default", "second", "live", "other"} <= {
-        each.tag for each in Template.get_tags(NAME)
-    }
+    assert {"default", "second", "live", "other"} <= {each.tag for each in Template.get_tags(NAME)}
     Template.remove_tags(NAME, "other")
     assert "other" not in {each.tag for each in Template.get_tags(NAME)}
     with Sandbox.create(f"{NAME}:live", timeout=300) as sbx:
@@ -120,9 +118,7 @@ def names_and_tags():
 def build_asynchronously():
     async def work():
         said = []
-        template = (
-            AsyncTemplate().from_template(NAME).run_cmd("echo more > ~/more && cat /tmp/up")
-        )
+        template = AsyncTemplate().from_template(NAME).run_cmd("echo more > ~/more && cat /tmp/up")
         await AsyncTemplate.build(template, f"{NAME}-async", on_build_logs=said.append, **SIZE)
         assert await AsyncTemplate.exists(f"{NAME}-async")
         return "\n".join(entry.message for entry in said)
