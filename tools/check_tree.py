@@ -27,6 +27,22 @@ MIRRORS = ("tests/unit", "tests/contract", "tests/integration")
 # Modules tested elsewhere: module -> (test file, reason). An entry that is no longer needed, or
 # whose file is gone, is a fault too.
 HOMES: dict[str, tuple[str, str]] = {
+    "cli/follow_build.py": (
+        "tests/compat/test_e2b_code_interpreter.py",
+        "run as the command it is",
+    ),
+    "cli/template_init.py": (
+        "tests/compat/test_e2b_code_interpreter.py",
+        "run as the command it is",
+    ),
+    "template/shipped/interpreter/contexts.py": (
+        "tests/integration/template/shipped/interpreter/test_app.py",
+        "asked through the server, with real kernels",
+    ),
+    "template/shipped/interpreter/kernel.py": (
+        "tests/integration/template/shipped/interpreter/test_app.py",
+        "asked through the server, with real kernels",
+    ),
     "api/errors.py": ("tests/unit/api/test_app.py", "asked through the application"),
     "api/sandboxes.py": ("tests/unit/api/test_app.py", "asked through the application"),
     "cli/exec_.py": ("tests/integration/node/test_sandboxes.py", "run as the command it is"),
@@ -36,6 +52,11 @@ HOMES: dict[str, tuple[str, str]] = {
     "cli/kill_.py": ("tests/integration/node/test_sandboxes.py", "run as the command it is"),
     "cli/inspect_.py": ("tests/integration/node/test_sandboxes.py", "run as the command it is"),
     "cli/logs_.py": ("tests/integration/node/test_sandboxes.py", "run as the command it is"),
+    "cli/pause_.py": ("tests/integration/cli/test_suspend.py", "run as the command it is"),
+    "cli/resume_.py": ("tests/integration/cli/test_suspend.py", "run as the command it is"),
+    "cli/snapshot_.py": ("tests/integration/cli/test_suspend.py", "run as the command it is"),
+    "cli/snapshots_.py": ("tests/integration/cli/test_suspend.py", "run as the command it is"),
+    "cli/fork_.py": ("tests/integration/cli/test_suspend.py", "run as the command it is"),
     "cli/server.py": ("tests/integration/node/test_sandboxes.py", "run as the command it is"),
     "cli/config_.py": ("tests/integration/cli/test_cli.py", "run as the command it is"),
     "cli/doctor_.py": ("tests/integration/cli/test_cli.py", "run as the command it is"),
@@ -87,10 +108,6 @@ HOMES: dict[str, tuple[str, str]] = {
         "needs a guest's agent, which runs there as a plain program",
     ),
     "sdk/ports.py": (
-        "tests/integration/agent/test_sdk.py",
-        "needs a guest's agent, which runs there as a plain program",
-    ),
-    "sdk/sandbox.py": (
         "tests/integration/agent/test_sdk.py",
         "needs a guest's agent, which runs there as a plain program",
     ),

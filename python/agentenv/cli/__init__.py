@@ -16,7 +16,8 @@ from agentenv.errors import AgentEnvError
 
 VERBS = (
     "serve", "doctor", "image", "template", "store", "gc", "run", "start", "exec", "shell", "cp",
-    "port", "ls", "inspect", "metrics", "logs", "kill", "down", "config",
+    "port", "pause", "resume", "snapshot", "snapshots", "fork", "ls", "inspect", "metrics", "logs",
+    "kill", "down", "config",
 )  # fmt: skip
 
 app = typer.Typer(

@@ -49,7 +49,7 @@ def pull(
         if name is not None:
             check(name)  # before minutes are spent
         async with open_library(config.load({"home": home})) as library:
-            with _progress() as report:
+            with progress() as report:
                 image = await library.catalog.pull(source, report)
             with suppress(InfraError):  # no server runs
                 await library.blocks.rescan()
@@ -66,7 +66,7 @@ def pull(
 
 
 @contextmanager
-def _progress() -> Generator[Report]:
+def progress() -> Generator[Report]:
     """Bars on a terminal; one JSON line per finished layer on stderr when piped."""
     if not output.interactive():
         yield _report_lines

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from agentenv.cli.server import Home, Url, ask, known_ids
-from agentenv.errors import AgentEnvError, UserError
+from agentenv.cli.server import Home, Url, ask, known_ids, one_by_one
+from agentenv.errors import UserError
 from agentenv.sdk.client import Client
 
 
@@ -28,14 +28,6 @@ def command(
 
     async def work(client: Client) -> None:
         listed = [s["sandboxID"] for s in await client.sandboxes()] if everything else []
-        failures: list[AgentEnvError] = []
-        for sandbox_id in [*(sandbox_ids or []), *listed]:
-            try:
-                await client.kill(sandbox_id)
-                print(sandbox_id)
-            except AgentEnvError as error:
-                failures.append(error)
-        if failures:
-            raise failures[0]
+        await one_by_one([*(sandbox_ids or []), *listed], client.kill)
 
     ask(home, url, work)

@@ -1,4 +1,4 @@
-"""`aenv ls`: the sandboxes that run."""
+"""`aenv ls`: the sandboxes that run or are paused."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def command(
     home: Home = None,
     url: Url = None,
 ) -> None:
-    """List sandboxes, newest first.
+    """List sandboxes that run or are paused, newest first.
 
-    Examples: aenv ls -m run=17    aenv kill $(aenv ls -q --template base)
+    Examples: aenv ls --state paused    aenv ls -m run=17    aenv kill $(aenv ls -q --template base)
     """
     given = {
         "template": template,

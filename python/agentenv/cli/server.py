@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -26,6 +26,7 @@ def known_ids(incomplete: str) -> list[str]:
 
 
 SandboxId = Annotated[str, typer.Argument(help="Sandbox id", autocompletion=known_ids)]
+SandboxIds = Annotated[list[str], typer.Argument(help="Sandbox ids", autocompletion=known_ids)]
 Home = Annotated[
     Path | None, typer.Option("--home", help="Home of the server [$AENV_HOME or /var/lib/agentenv]")
 ]
@@ -50,3 +51,19 @@ def ask(home: Path | None, url: str | None, work: Callable[[Client], Awaitable[T
             return await work(client)
 
     return run(session())
+
+
+async def one_by_one(ids: Iterable[str], work: Callable[[str], Awaitable[object]]) -> None:
+    """Do ``work`` with each and print its id; one that fails does not stop those after it.
+
+    Raises the first failure.
+    """
+    failures: list[AgentEnvError] = []
+    for each_id in ids:
+        try:
+            await work(each_id)
+            print(each_id)
+        except AgentEnvError as error:
+            failures.append(error)
+    if failures:
+        raise failures[0]

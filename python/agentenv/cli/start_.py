@@ -32,12 +32,21 @@ def command(
     memory: Memory = None,
     disk: Disk = None,
     no_internet: NoInternet = False,
+    auto_pause: Annotated[
+        bool, typer.Option("--auto-pause", help="Pause it at its deadline, not end it")
+    ] = False,
+    disk_only: Annotated[
+        bool, typer.Option("--disk-only", help="With --auto-pause: pause it without its memory")
+    ] = False,
+    auto_resume: Annotated[
+        bool, typer.Option("--auto-resume", help="Traffic resumes it where it is paused")
+    ] = False,
     home: Home = None,
     url: Url = None,
 ) -> None:
     """Start a sandbox and print its id.
 
-    Example: id=$(aenv start base --timeout 3600)
+    Examples: id=$(aenv start base --timeout 3600)    aenv start base --auto-pause --auto-resume
     """
     options = sizes(cpus, memory, disk, no_internet)
 
@@ -47,6 +56,9 @@ def command(
             timeout=timeout,
             envVars=pairs("--env", env),
             metadata=pairs("--metadata", metadata),
+            auto_pause=auto_pause,
+            auto_pause_memory=not disk_only,
+            auto_resume=auto_resume,
             **options,
         )
 

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from agentenv.cli import output
+from agentenv.cli.follow_build import follow_build
 from agentenv.cli.output import Form, Output
 from agentenv.cli.server import Home, Url, ask
 from agentenv.cli.start_ import Cpus, Disk, Memory, pairs
+from agentenv.cli.template_init import init
 from agentenv.errors import UserError
 from agentenv.sdk.client import Client
 from agentenv.sdk.templates import Templates
-
-if TYPE_CHECKING:
-    from agentenv.cli.dockerfile_build import Plan
 
 command = typer.Typer(
     no_args_is_help=True,
@@ -27,7 +25,7 @@ command = typer.Typer(
     rich_markup_mode="rich",
 )
 Key = Annotated[str, typer.Argument(help="Template: name, name:tag or id")]
-COLOURS = {"error": "\033[31m", "warn": "\033[33m", "debug": "\033[2m"}
+command.command()(init)
 
 
 @command.command()
@@ -81,7 +79,13 @@ def build(
         templates = Templates(client)
         made = await templates.request(called, **sizes)
         extra = {"startCmd": start, "readyCmd": ready, "force": no_cache}
-        return await _build(templates, made, wanted, extra)
+        given = {key: value for key, value in extra.items() if value}
+
+        async def recipe() -> dict[str, Any]:
+            return {**await wanted.upload(templates, made["templateID"]), **given}
+
+        await follow_build(templates, made, recipe())
+        return made
 
     made = ask(home, url, work)
     if output.interactive():
@@ -95,30 +99,6 @@ def _name_of(folder: Path) -> str:
     if not name:
         raise UserError("the folder's name is no template name", fix="give --name NAME")
     return name
-
-
-async def _build(
-    templates: Templates, made: dict[str, Any], wanted: Plan, extra: dict[str, Any]
-) -> dict[str, Any]:
-    """Upload, start, follow; an interrupted one is cancelled."""
-    template_id, build_id = made["templateID"], made["buildID"]
-    try:
-        recipe = await wanted.upload(templates, template_id)
-        given = {key: value for key, value in extra.items() if value}
-        await templates.begin(template_id, build_id, {**recipe, **given})
-        async for entry in templates.follow(template_id, build_id):
-            _show(entry)
-    except asyncio.CancelledError:
-        await asyncio.shield(templates.cancel(template_id, build_id))
-        raise
-    return made
-
-
-def _show(entry: dict[str, Any]) -> None:
-    """On stderr: what a build gives is its template."""
-    text = str(entry["message"])
-    colour = COLOURS.get(entry["level"], "") if sys.stderr.isatty() else ""
-    print(f"{colour}{text}\033[0m" if colour else text, file=sys.stderr)
 
 
 @command.command()

@@ -205,6 +205,10 @@ class Machine(Protocol):
         """
         ...
 
+    async def writes(self, disk: Path) -> bool:
+        """Whether it has gone on with ``disk``, the fresh one of a plan. Raises InfraError."""
+        ...
+
     async def go_on(self) -> None:
         """Let a machine run that ``save`` left stopped. Raises InfraError."""
         ...

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from agentenv.errors import ImageError
 from agentenv.host.process import ProcessFailed, run
@@ -28,21 +29,41 @@ _TRIM = (
 
 
 @asynccontextmanager
-async def opened_suite(reference: DebianImage, drafts: Drafts) -> AsyncGenerator[TarImage]:
-    """Build the suite; the same packages give the same image. Raises ImageError, MissingTool."""
+async def opened_suite(
+    reference: DebianImage, drafts: Drafts, hooks: Sequence[str] = ()
+) -> AsyncGenerator[TarImage]:
+    """Build the suite; the same packages give the same image. Raises ImageError, MissingTool.
+
+    ``hooks`` are shell commands, run on the root in ``"$1"`` when all packages are configured.
+    """
     async with drafts.draft() as draft:
-        argv = ["mmdebstrap", "--quiet", "--variant=minbase", "--format=tar", *_TRIM]
-        if reference.packages:
-            argv.append(f"--include={','.join(reference.packages)}")
-        argv += [reference.suite, str(draft.path)]
-        env = {**os.environ, "SOURCE_DATE_EPOCH": str(EPOCH), "LC_ALL": "C"}
-        try:
-            await run(argv, timeout=DEADLINE, env=env)
-        except ProcessFailed as error:
-            raise ImageError(
-                f"{reference} could not be built",
-                why=error.why,
-                fix="check the names of suite and packages, and that apt reaches its mirror",
-                code="build_failed",
-            ) from error
+        options = ["--variant=minbase", "--format=tar", *map("--customize-hook={}".format, hooks)]
+        await _make(reference, [*options, *_TRIM], draft.path)
         yield await open_tar(draft.path)
+
+
+async def inside(reference: DebianImage, hooks: Sequence[str]) -> None:
+    """Run ``hooks`` on a root that holds the packages unpacked, not configured, and is not kept.
+
+    Raises ImageError, MissingTool.
+    """
+    options = ["--variant=extract", "--format=null", *map("--extract-hook={}".format, hooks)]
+    await _make(reference, options, None)
+
+
+async def _make(reference: DebianImage, options: Sequence[str], target: Path | None) -> None:
+    """One run of mmdebstrap. Raises ImageError, MissingTool."""
+    argv = ["mmdebstrap", "--quiet", *options]
+    if reference.packages:
+        argv.append(f"--include={','.join(reference.packages)}")
+    argv += [reference.suite, str(target or "-")]
+    env = {**os.environ, "SOURCE_DATE_EPOCH": str(EPOCH), "LC_ALL": "C"}
+    try:
+        await run(argv, timeout=DEADLINE, env=env)
+    except ProcessFailed as error:
+        raise ImageError(
+            f"{reference} could not be built",
+            why=error.why,
+            fix="check the names of suite and packages, and that apt reaches its mirror",
+            code="build_failed",
+        ) from error

@@ -7,7 +7,13 @@ from contextlib import asynccontextmanager
 
 from agentenv.errors import UserError
 from agentenv.image import archive, debian, registry, tarball
-from agentenv.image.reference import DebianImage, ImageReference, RegistryImage, StoreImage
+from agentenv.image.reference import (
+    DebianImage,
+    ImageReference,
+    RegistryImage,
+    ShippedImage,
+    StoreImage,
+)
 from agentenv.image.registry import RegistrySettings
 from agentenv.image.source import ImageSource
 from agentenv.store.drafts import Drafts
@@ -19,7 +25,8 @@ async def opened(
 ) -> AsyncGenerator[ImageSource]:
     """Open an image; what it needs on disk meanwhile are drafts in ``drafts``.
 
-    An image of the store has no source to open: UserError (``invalid_reference``).
+    An image of the store has no source to open, nor has a shipped one: UserError
+    (``invalid_reference``).
     """
     if isinstance(reference, RegistryImage):
         async with registry.opened(reference, settings, drafts) as remote:
@@ -29,6 +36,12 @@ async def opened(
             yield built
     elif isinstance(reference, StoreImage):
         raise UserError(f"{reference} has no source to read", code="invalid_reference")
+    elif isinstance(reference, ShippedImage):
+        raise UserError(
+            f"{reference} is not here",
+            fix=f"aenv template init {reference.name}",
+            code="invalid_reference",
+        )
     elif reference.kind == "dir":
         await tarball.path_must_exist(reference.path, folder=True)
         async with tarball.opened_folder(reference.path, drafts) as packed:

@@ -2,7 +2,8 @@
 
 ``[docker://][HOST[:PORT]/]NAME[:TAG][@DIGEST]``, ``oci:DIR[:TAG]``, ``oci-archive:FILE[:TAG]``,
 ``docker-archive:FILE[:NAME:TAG]``, ``tar:FILE``, ``dir:DIR``, ``debootstrap:SUITE[+PKG,PKG…]``,
-``store:ID`` (an image that another node put into the store).
+``store:ID`` (an image that another node put into the store), ``shipped:NAME@KEY`` (one that is
+assembled for a template that comes with AgentENV).
 The grammar of registry references is Docker's, the transports are named as skopeo names them.
 """
 
@@ -24,6 +25,7 @@ _TAG = re.compile(r"^\w[\w.-]{0,127}$", re.ASCII)
 _DIGEST = re.compile(r"^sha256:[0-9a-f]{64}$")
 _SUITE = re.compile(r"^[a-z][a-z0-9.-]*$")
 _STORED = re.compile(r"^[0-9a-f]{20}$")
+_SHIPPED = re.compile(r"^([a-z0-9][a-z0-9-]*)@([0-9a-f]{20})$")
 _PACKAGE = re.compile(r"^[a-z0-9][a-z0-9+.-]+$")
 
 
@@ -77,7 +79,18 @@ class StoreImage:
         return f"store:{self.id}"
 
 
-ImageReference = RegistryImage | LocalImage | DebianImage | StoreImage
+@dataclass(frozen=True, slots=True)
+class ShippedImage:
+    """An image by the template it is assembled for; ``key`` names how (see `template/shipped`)."""
+
+    name: str
+    key: str
+
+    def __str__(self) -> str:
+        return f"shipped:{self.name}@{self.key}"
+
+
+ImageReference = RegistryImage | LocalImage | DebianImage | StoreImage | ShippedImage
 LOCAL_KINDS = ("oci", "oci-archive", "docker-archive", "tar", "dir")
 
 
@@ -90,6 +103,10 @@ def parse(text: str) -> ImageReference:
         if not _STORED.match(rest):
             raise _invalid(text, f"{rest!r} is no image id (20 hex digits)")
         return StoreImage(rest)
+    if scheme == "shipped":
+        if not (found := _SHIPPED.match(rest)):
+            raise _invalid(text, f"{rest!r} is no NAME@KEY (20 hex digits)")
+        return ShippedImage(*found.groups())
     if scheme in LOCAL_KINDS:
         return _local(text, scheme, rest)
     return _registry(text, text.removeprefix("docker://"))

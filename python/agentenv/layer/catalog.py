@@ -12,6 +12,7 @@ import hashlib
 import json
 import logging
 import os
+from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -95,19 +96,28 @@ class ImageCatalog:
         reference = parse(text)
         if isinstance(reference, StoreImage):
             return await self._pull_stored(reference)
+        settings = replace(self.settings, login=login)
+        opening = opened(reference, settings, self.layers.drafts)
+        return await self.add(str(reference), opening, report)
+
+    async def add(
+        self,
+        reference: str,
+        opening: AbstractAsyncContextManager[ImageSource],
+        report: Report = quiet,
+    ) -> Image:
+        """Bring what is opened here into the store, under a reference. Raises as ``pull``."""
         try:
             async with (
                 file_lock(self._lock, LOCK, shared=True),
                 leases.hold(self.layers.objects) as lease,
-                opened(
-                    reference, replace(self.settings, login=login), self.layers.drafts
-                ) as source,
+                opening as source,
             ):
-                row = await self._stored(image_id(str(reference), source.digest), lease)
+                row = await self._stored(image_id(reference, source.digest), lease)
                 if row is None:
                     await self.layers.learn()
                     parts = await self._store_layers(source, lease, report)
-                    row = await self._make(str(reference), source, parts, lease)
+                    row = await self._make(reference, source, parts, lease)
                 return await self._keep(row, lease)
         except BaseException:
             await asyncio.shield(self._clean())

@@ -19,7 +19,7 @@ from agentenv.concurrency import interruptible
 from agentenv.errors import AgentEnvError
 from agentenv.host.mount import mounted
 from agentenv.image.open import opened
-from agentenv.image.reference import DebianImage, parse
+from agentenv.image.reference import DebianImage, ShippedImage, parse
 from agentenv.image.registry import RegistrySettings
 from agentenv.image.source import ImageSource, SourceLayer, quiet
 from agentenv.layer import convert
@@ -163,7 +163,7 @@ def _hash(path: bytes, inode: Inode) -> str:
 
 async def _source(layers: Layers, image: Image, settings: RegistrySettings) -> str:
     reference = parse(image.reference)
-    if isinstance(reference, DebianImage):
+    if isinstance(reference, DebianImage | ShippedImage):
         return "not compared: built from packages, which change"
     stored = dict(zip(image.diff_ids, image.parts[1:], strict=True))
     try:

@@ -26,7 +26,7 @@ from agentenv.sandbox.sandbox import Sandbox, utcnow
 from agentenv.sandbox.state import State
 from agentenv.sandbox.suspend import How
 from agentenv.snapshot.manifest import Manifest
-from agentenv.store.records import READY, Records
+from agentenv.store.records import READY, Records, SandboxRow
 from agentenv.template.named import find_build, guest_of_build
 from agentenv.template.names import means_image
 
@@ -68,7 +68,7 @@ class Node:
 
         With ``storage_lost`` what runs cannot read its disks any more, and ends.
         """
-        rows = [from_row(row) for row in await self.records.sandboxes()]
+        rows = [info for row in await self.records.sandboxes() if (info := _readable(row))]
         owned = {info.id: info for info in rows if info.state is not State.ENDED}
         for info in rows:
             if info.state is State.ENDED:
@@ -286,8 +286,19 @@ class Node:
 
     async def kill(self, sandbox_id: str) -> None:
         found = self._live.get(sandbox_id)
+        if found is None and await self._drop_damaged(sandbox_id):
+            return
         if found is None or not await detached(self._tasks, found.kill(), f"kill {sandbox_id}"):
             raise await self._absent(sandbox_id)
+
+    async def _drop_damaged(self, sandbox_id: str) -> bool:
+        """Nothing runs of a sandbox whose record cannot be read: the record is all of it."""
+        row = await self.records.sandbox(sandbox_id)
+        if row is None or _readable(row):
+            return False
+        await self.records.drop_sandbox(sandbox_id)
+        self.ground.snapshots.tidy()
+        return True
 
     async def set_network(self, sandbox_id: str, change: Callable[[Policy], Policy]) -> None:
         work = (await self.find(sandbox_id)).set_network(change)
@@ -355,8 +366,9 @@ class Node:
                     if row.state == State.ENDED and utcnow() - row.end_at > POST_MORTEM_KEPT:
                         await self.records.drop_sandbox(row.id)
                         self.metrics.forget(row.id)
-                        if key := from_row(row).idempotency:
-                            self._spent_keys.pop(key.key, None)
+                        info = _readable(row)
+                        if info and info.idempotency:
+                            self._spent_keys.pop(info.idempotency.key, None)
             except InfraError as error:
                 log.warning("post-mortems are not purged now: %s", error.message)
             await asyncio.sleep(PURGE_INTERVAL)
@@ -372,6 +384,15 @@ class Origin:
     image_id: str | None
     snapshot_id: str | None = None
     guest: Guest | None = None
+
+
+def _readable(row: SandboxRow) -> SandboxInfo | None:
+    """None for a damaged record, which must not keep those of others from their use."""
+    try:
+        return from_row(row)
+    except InfraError as error:
+        log.error("%s: %s", error.message, error.why)
+        return None
 
 
 def guest_of(image: ImageConfig, env: dict[str, str]) -> Guest:

@@ -6,9 +6,10 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import datetime
 from typing import Any
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from agentenv.engine.contract import ExitCause
+from agentenv.errors import InfraError
 from agentenv.model import Guest, Resources
 from agentenv.sandbox.network import Policy
 from agentenv.sandbox.state import State
@@ -142,5 +143,14 @@ def to_row(info: SandboxInfo) -> SandboxRow:
 
 
 def from_row(row: SandboxRow) -> SandboxInfo:
+    """Raises InfraError (``sandbox_damaged``)."""
     columns = {name: getattr(row, name) for name in _OWN_COLUMNS}
-    return _INFO.validate_python({**row.doc, **columns})
+    try:
+        return _INFO.validate_python({**row.doc, **columns})
+    except ValidationError as error:
+        raise InfraError(
+            f"the record of sandbox {row.id} cannot be read",
+            why=str(error).splitlines()[0],
+            fix=f"end it: aenv kill {row.id}",
+            code="sandbox_damaged",
+        ) from error

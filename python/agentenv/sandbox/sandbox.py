@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from agentenv.concurrency import Tasks
 from agentenv.engine.contract import ControlChannel, ExitCause, ExitKind, Machine
 from agentenv.errors import AgentEnvError, GuestError, InfraError
-from agentenv.sandbox import agent, launch, suspend
+from agentenv.sandbox import launch, suspend
 from agentenv.sandbox.ground import Ground, Place
 from agentenv.sandbox.network import Policy
 from agentenv.sandbox.record import SandboxInfo, to_row
@@ -104,6 +104,8 @@ class Sandbox:
             await self._pause(how)
 
     async def _pause(self, how: suspend.How) -> None:
+        move(self.id, self.info.state, Request.PAUSE)
+        await self._mend()
         running = self.info.with_(state=move(self.id, self.info.state, Request.PAUSE))
         self.info, before = running, self.info
         self._cancel_timer()
@@ -189,12 +191,17 @@ class Sandbox:
         async with self._lock:
             if self.info.state is not State.RUNNING:
                 move(self.id, self.info.state, Request.PAUSE)
+            await self._mend()
             return await suspend.snapshot(self._source(), how, self._sealed)
 
     async def _sealed(self, disk: Manifest) -> None:
         """From now on its disk lies over this one."""
-        self.info = self.info.with_(disk_id=disk.id)
-        await self._ground.snapshots.add(disk, to_row(self.info))
+        info = self.info.with_(disk_id=disk.id)
+        await self._ground.snapshots.add(disk, to_row(info))
+        self.info = info
+
+    async def _mend(self) -> None:
+        await suspend.mend(self._source(), self._sealed)
 
     def _source(self) -> suspend.Source:
         assert self._machine is not None and self._control is not None
@@ -225,13 +232,16 @@ class Sandbox:
         try:
             self._control = await machine.control()
             await machine.go_on()  # an earlier server may have died while it was saving it
-            with suppress(GuestError):
-                await agent.release(self._control)
+            await suspend.go_on(self._control)
         except (InfraError, GuestError, TimeoutError):
             await self._end(Request.DIED, await machine.kill())
             return False
         for held in filter(None, (self.info.snapshot_id, self.info.disk_id)):
             self._ground.snapshots.adopt(held, self.info.machine)
+        try:
+            await self._mend()
+        except InfraError as error:  # it is tried again before the next snapshot
+            log.warning("the disk of %s is not recorded yet: %s", self.id, error.message)
         if self.info.network_pending:
             await self._fence()
         self._ground.will_publish(self.info, place)

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -21,6 +21,8 @@ from agentenv.snapshot.manifest import Element, Manifest, Stack, pack
 
 log = logging.getLogger(__name__)
 
+# A disk that a machine is given; before it, the id of the snapshot of the disk that lies below.
+_NEXT = ".next"
 FS_DEADLINE = 60.0  # seconds; a freeze writes what is dirty
 
 
@@ -84,8 +86,8 @@ async def snapshot(
 ) -> Manifest:
     """Save a machine that goes on, and record the snapshot.
 
-    ``sealed`` is told the disk that it lies over from then on, whatever becomes of the rest. Raises
-    as ``paused``.
+    ``sealed`` is told the disk that it lies over from then on, whatever becomes of the rest; what
+    fails before that is for ``mend``. Raises as ``paused``.
     """
     ground, raws = source.ground, source.ground.snapshots.raws
     await _quiet(source.control, how)
@@ -93,11 +95,8 @@ async def snapshot(
         with raws.making(2) as (memory, disk):
             fresh = await _next_disk(source)
             saved = await source.machine.save(SavePlan(_memory_file(source, how, memory), fresh))
-            raws.take_disk(source.disk, disk)
-            fresh.replace(source.disk)
             await _thaw(source.control, how)
-            disks = await disk_stack(source, disk)
-            await sealed(await _manifest(source, b"", None, disks))
+            disks = await _lie_over(source, disk, fresh, sealed)
             if how.memory:
                 raws.put_runs(memory, (await saved.write()).runs)
             _note(source, saved)
@@ -107,6 +106,31 @@ async def snapshot(
     except BaseException:
         await asyncio.shield(_go_on(source, how))
         raise
+
+
+async def mend(source: Source, sealed: Callable[[Manifest], Awaitable[None]]) -> None:
+    """Finish what a snapshot began that failed, or whose server died: the machine may write to a
+    new disk already. Raises InfraError."""
+    for fresh in source.disk.parent.glob(f"*{_NEXT}"):
+        if not await source.machine.writes(fresh):
+            fresh.unlink()
+        elif fresh.stem == source.info.disk_id:
+            fresh.replace(source.disk)
+        else:
+            with source.ground.snapshots.raws.making(1) as (disk,):
+                await _lie_over(source, disk, fresh, sealed)
+
+
+async def _lie_over(
+    source: Source, raw: str, fresh: Path, sealed: Callable[[Manifest], Awaitable[None]]
+) -> Stack:
+    """The machine writes to ``fresh``: record what lies below it. The file takes its place last,
+    so that until then it tells that this is not done."""
+    source.ground.snapshots.raws.take_disk(source.disk, raw)
+    disks = await disk_stack(source, raw)
+    await sealed(replace(await _manifest(source, b"", None, disks), id=fresh.stem))
+    fresh.replace(source.disk)
+    return disks
 
 
 async def _quiet(control: ControlChannel, how: How) -> bool:
@@ -119,8 +143,7 @@ async def _quiet(control: ControlChannel, how: How) -> bool:
             await control.call("freeze", timeout=FS_DEADLINE)
     except GuestError as error:
         if error.code != "guest_unresponsive" or how.healthy or not how.memory:
-            with suppress(GuestError):
-                await agent.release(control)
+            await _thaw(control, how)
             raise GuestError(
                 "the guest does not answer, so it is not saved",
                 why=error.message,
@@ -138,8 +161,7 @@ def _memory_file(source: Source, how: How, raw: str) -> Path | None:
 
 async def _next_disk(source: Source) -> Path:
     assert source.info.slot is not None
-    fresh = source.disk.with_name("next.qcow2")
-    fresh.unlink(missing_ok=True)
+    fresh = source.disk.with_name(new_id() + _NEXT)
     uid = source.ground.place(source.info.slot).uid
     await source.ground.make_disk(fresh, source.info.resources.disk_mib, uid)
     return fresh
@@ -185,9 +207,21 @@ async def _manifest(source: Source, state: bytes, memory: str | None, disk: Stac
 
 
 async def _thaw(control: ControlChannel, how: How) -> None:
-    with suppress(GuestError):  # a guest that was silent before
-        if not how.memory:
-            await control.call("thaw", timeout=FS_DEADLINE)
+    if how.memory:
+        with suppress(GuestError):  # a guest that was silent before
+            await agent.release(control)
+    else:
+        await go_on(control)
+
+
+async def go_on(control: ControlChannel) -> None:
+    """Let disk and processes of a guest go on, whatever was stopped; unless it is silent."""
+    try:
+        await control.call("thaw", timeout=agent.INIT_DEADLINE)
+    except GuestError as error:
+        if error.code == "guest_unresponsive":
+            return
+    with suppress(GuestError):
         await agent.release(control)
 
 

@@ -27,6 +27,7 @@ from agentenv.errors import (
 
 # Creation may pull an image first; connecting must not hang.
 TIMEOUT = httpx.Timeout(600.0, connect=5.0)
+CREATED = 201
 RETRY_AFTER = (0.1, 0.4, 1.0)  # seconds before each attempt after the first
 _BY_STATUS: dict[int, type[AgentEnvError]] = {
     401: Unauthorized, 404: NotFound, 409: Conflict, 422: ImageError, 503: InfraError,
@@ -94,12 +95,28 @@ class Client:
     async def __aexit__(self, *_: object) -> None:
         await self.http.aclose()
 
-    async def create(self, template: str, **options: Any) -> dict[str, Any]:
-        """``options``: fields of E2B's NewSandbox and ours, see ``api.schemas.CreateBody``.
+    async def create(
+        self,
+        template: str,
+        *,
+        auto_pause: bool = False,
+        auto_pause_memory: bool = True,
+        auto_resume: bool = False,
+        **options: Any,
+    ) -> dict[str, Any]:
+        """``auto_pause``: at its deadline it is paused, not ended, with its memory or its disk
+        alone; ``auto_resume``: traffic brings a paused one back. ``options``: fields of E2B's
+        NewSandbox and ours, see ``api.schemas.CreateBody``.
 
         It carries a key of its own, so that a request which is sent again makes one sandbox.
         """
         given = {name: value for name, value in options.items() if value is not None}
+        if auto_pause:
+            given["autoPause"] = True
+        if not auto_pause_memory:
+            given["autoPauseMemory"] = False
+        if auto_resume:
+            given["autoResume"] = {"enabled": True}
         return await self.call(
             "POST",
             "/v2/sandboxes",
@@ -109,27 +126,37 @@ class Client:
 
     async def sandboxes(self, **filters: str) -> list[dict[str, Any]]:
         """All pages of the list, newest first; ``filters``: the query of E2B's list."""
+        return await self._pages("/v2/sandboxes", filters)
+
+    async def snapshots(
+        self, sandbox_id: str | None = None, name: str | None = None
+    ) -> list[dict[str, Any]]:
+        """Snapshots made by request, newest first: all, of one sandbox, or of one name."""
+        asked = {"sandboxID": sandbox_id, "name": name}
+        return await self._pages("/snapshots", {k: v for k, v in asked.items() if v is not None})
+
+    async def _pages(self, path: str, filters: Mapping[str, str]) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
         query = dict(filters)
         while True:
-            response = await self._send("GET", "/v2/sandboxes", params=query)
+            response = await self._send("GET", path, params=query)
             found += response.json()
             if not (more := response.headers.get("x-next-token")):
                 return found
             query["nextToken"] = more
 
     async def sandbox(self, sandbox_id: str) -> dict[str, Any]:
-        return await self.call("GET", f"/sandboxes/{quote(sandbox_id, safe='')}")
+        return await self.call("GET", _of(sandbox_id))
 
     async def inspect(self, sandbox_id: str) -> dict[str, Any]:
-        return await self.call("GET", f"/sandboxes/{quote(sandbox_id, safe='')}/inspect")
+        return await self.call("GET", _of(sandbox_id, "inspect"))
 
     async def console(self, sandbox_id: str, lines: int) -> list[str]:
-        path = f"/sandboxes/{quote(sandbox_id, safe='')}/console"
+        path = _of(sandbox_id, "console")
         return (await self.call("GET", path, params={"lines": lines}))["lines"]
 
     async def metrics(self, sandbox_id: str) -> list[dict[str, Any]]:
-        return await self.call("GET", f"/sandboxes/{quote(sandbox_id, safe='')}/metrics")
+        return await self.call("GET", _of(sandbox_id, "metrics"))
 
     async def logs(self, sandbox_id: str) -> list[dict[str, Any]]:
         path = f"/v2/sandboxes/{quote(sandbox_id, safe='')}/logs"
@@ -139,16 +166,52 @@ class Client:
     async def set_network(
         self, sandbox_id: str, *, internet: bool, allow: Sequence[str], deny: Sequence[str]
     ) -> None:
-        path = f"/sandboxes/{quote(sandbox_id, safe='')}/network"
+        path = _of(sandbox_id, "network")
         rules = {"allowOut": [*allow], "denyOut": [*deny], "allow_internet_access": internet}
         await self.call("PUT", path, json=rules)
 
     async def kill(self, sandbox_id: str) -> None:
-        await self.call("DELETE", f"/sandboxes/{quote(sandbox_id, safe='')}")
+        await self.call("DELETE", _of(sandbox_id))
 
     async def set_timeout(self, sandbox_id: str, seconds: int) -> None:
-        path = f"/sandboxes/{quote(sandbox_id, safe='')}/timeout"
+        path = _of(sandbox_id, "timeout")
         await self.call("POST", path, json={"timeout": seconds})
+
+    async def pause(self, sandbox_id: str, *, memory: bool = True) -> None:
+        """Durable on its node when this returns. Raises Conflict if it is paused already."""
+        await self.call("POST", _of(sandbox_id, "pause"), json={"memory": memory})
+
+    async def connect(
+        self, sandbox_id: str, timeout: int | None = None, *, memory: bool = True
+    ) -> tuple[dict[str, Any], bool]:
+        """Have it run for ``timeout`` seconds at least, resumed if it is paused; whether it was.
+
+        Without ``timeout`` a paused one gets the lifetime it had before. Without ``memory`` it is
+        booted from its disk.
+        """
+        body = {"memory": memory} | ({} if timeout is None else {"timeout": timeout})
+        response = await self._send("POST", _of(sandbox_id, "connect"), json=body)
+        return response.json(), response.status_code == CREATED
+
+    async def snapshot(
+        self, sandbox_id: str, name: str | None = None, *, memory: bool = True
+    ) -> dict[str, Any]:
+        """Save it as it runs; ``snapshotID`` is a template from then on."""
+        body = {"memory": memory} | ({"name": name} if name else {})
+        return await self.call("POST", _of(sandbox_id, "snapshots"), json=body)
+
+    async def fork(
+        self, sandbox_id: str, count: int = 1, timeout: int | None = None
+    ) -> list[dict[str, Any] | AgentEnvError]:
+        """Copies of a running one, which goes on; for each that could not be made its error."""
+        body = {"count": count} | ({} if timeout is None else {"timeout": timeout})
+        made = await self.call("POST", _of(sandbox_id, "fork"), json=body)
+        return [
+            error_from(int(each["error"]["code"]), each["error"])
+            if "error" in each
+            else each["sandbox"]
+            for each in made
+        ]
 
     async def call(self, method: str, path: str, **options: Any) -> Any:
         """One request of the control plane: its answer, None without one."""
@@ -173,6 +236,11 @@ class Client:
                 wait = float(response.headers.get("retry-after", wait))
             await asyncio.sleep(wait)
         raise AssertionError("the last attempt returns or raises")
+
+
+def _of(sandbox_id: str, verb: str = "") -> str:
+    path = f"/sandboxes/{quote(sandbox_id, safe='')}"
+    return f"{path}/{verb}" if verb else path
 
 
 def unreachable(url: str, error: Exception) -> InfraError:

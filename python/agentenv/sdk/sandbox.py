@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentenv import config
-from agentenv.errors import NotFound
+from agentenv.errors import AgentEnvError, NotFound
 from agentenv.sdk.client import Address, Client
 from agentenv.sdk.commands import Commands
 from agentenv.sdk.files import Files
@@ -16,7 +16,7 @@ from agentenv.sdk.process import Processes
 
 
 class Sandbox:
-    """A running sandbox. ``async with`` ends it on the way out.
+    """A sandbox that runs or is paused. ``async with`` ends it on the way out.
 
     Its methods raise UserError for what you must change, ImageError for the image's faults,
     GuestError for the guest's, InfraError for the node's.
@@ -50,6 +50,31 @@ class Sandbox:
         """Have it live ``seconds`` from now on, which may be shorter than before."""
         await self._client.set_timeout(self.id, seconds)
 
+    async def pause(self, *, memory: bool = True) -> None:
+        """Keep it, with its memory or its disk alone, and nothing that runs."""
+        await self._client.pause(self.id, memory=memory)
+
+    async def resume(self, timeout: int | None = None, *, memory: bool = True) -> bool:
+        """Have it run again; False if it did not stand still. Without ``memory`` it is booted
+        from its disk. Without ``timeout`` (seconds) it has the lifetime it had before."""
+        _, resumed = await self._client.connect(self.id, timeout, memory=memory)
+        return resumed
+
+    async def snapshot(self, name: str | None = None, *, memory: bool = True) -> str:
+        """Save it as it runs, which it goes on doing; what ``start`` makes sandboxes from."""
+        made = await self._client.snapshot(self.id, name, memory=memory)
+        return str(made["snapshotID"])
+
+    async def fork(
+        self, count: int = 1, timeout: int | None = None
+    ) -> list[Sandbox | AgentEnvError]:
+        """Copies with ids and randomness of their own, each with its error if it failed."""
+        made = await self._client.fork(self.id, count, timeout)
+        return [
+            each if isinstance(each, AgentEnvError) else Sandbox(self._client, each)
+            for each in made
+        ]
+
     async def info(self) -> dict[str, Any]:
         """As the API answers: state, times, sizes, metadata, network."""
         return await self._client.sandbox(self.id)
@@ -80,9 +105,17 @@ class AgentEnv(Client):
             super().__init__(Address.find(url, local.home, local.listen, local.scheme))
 
     async def start(self, template: str = "base", **options: Any) -> Sandbox:
-        """A new sandbox; ``options`` as of ``create``: timeout, envVars, metadata, network, …"""
+        """A new sandbox; ``options`` as of ``create``: timeout, auto_pause, auto_resume, envVars,
+        metadata, network, …"""
         return Sandbox(self, await self.create(template, **options))
 
     async def open(self, sandbox_id: str) -> Sandbox:
-        """One that runs. Raises NotFound, which says why one ended that lived lately."""
+        """One that runs or is paused. Raises NotFound, saying why one ended that lived lately."""
         return Sandbox(self, await self.sandbox(sandbox_id))
+
+    async def resume(
+        self, sandbox_id: str, timeout: int | None = None, *, memory: bool = True
+    ) -> Sandbox:
+        """One that runs or is paused, running. See ``Sandbox.resume``."""
+        found, _ = await self.connect(sandbox_id, timeout, memory=memory)
+        return Sandbox(self, found)

@@ -116,6 +116,8 @@ def _faced(loop: _Loop, value: Any) -> Any:
         return _iterate(loop, cast("AsyncGenerator[Any, Any]", value))
     if isinstance(value, (*_FACED, AbstractAsyncContextManager)):
         return Face(loop, value)
+    if isinstance(value, list):
+        return [_faced(loop, each) for each in cast("list[Any]", value)]
     return value
 
 

@@ -61,6 +61,7 @@ class Snapshots:
         self._blocks, self._catalog = blocks, catalog
         self.raws = Raws(folder)
         self._known: dict[str, Manifest] = {}
+        self._damaged: set[str] = set()
         self._held: dict[str, int] = {}
         self._runs: dict[str, bytes] = {}
         self._tasks = Tasks()
@@ -76,6 +77,7 @@ class Snapshots:
                 self._known[row.id] = manifests.from_doc(row.doc)
             except InfraError as error:
                 log.error("snapshot %s: %s", row.id, error.message)
+                self._damaged.add(row.id)
         self._started = True
         self._storing.start(await self._claimed(), self.tidy)
         self.tidy()
@@ -85,7 +87,7 @@ class Snapshots:
         try:
             found = await self._claims.own(CLAIM)
             for claim in found:
-                if claim not in self._known:
+                if claim not in self._known and claim not in self._damaged:
                     await self._claims.drop(claim, CLAIM)
         except InfraError as error:  # stored once more, which changes nothing
             log.warning("claims of snapshots are not tidied now: %s", error.message)
@@ -114,6 +116,10 @@ class Snapshots:
         """
         if found := self._known.get(snapshot_id):
             return found
+        if snapshot_id in self._damaged:
+            raise InfraError(
+                f"the record of snapshot {snapshot_id} cannot be read", code="snapshot_damaged"
+            )
         data = await self._layers.objects.get(f"snapshot/{snapshot_id}", MAX_STORED)
         if data is None:
             raise NotFound(f"snapshot '{snapshot_id}' not found", code="snapshot_not_found")
@@ -187,6 +193,7 @@ class Snapshots:
         if manifest := self._known.get(snapshot_id):
             for raw in manifest.raws:
                 self.raws.use(raw, holder)
+        self.has_open(holder)  # of its disks it needs no names
 
     def has_open(self, holder: str) -> None:
         """The machine runs: it has opened what it was given."""
@@ -211,9 +218,18 @@ class Snapshots:
             for manifest in [m for m in self._known.values() if m.id not in needed]:
                 if not self._storing.lends(manifest):
                     await self._forget(manifest)
-            await self.raws.sweep({raw for m in self._known.values() for raw in m.raws})
+            for damaged in self._damaged - needed:
+                await self._forget_damaged(damaged)
+            if not self._damaged:  # nobody knows which files those need
+                await self.raws.sweep({raw for m in self._known.values() for raw in m.raws})
         except AgentEnvError as error:
             log.warning("snapshots are not tidied now: %s", error.message)
+
+    async def _forget_damaged(self, snapshot_id: str) -> None:
+        if await self._records.drop_snapshot(snapshot_id):
+            self._damaged.discard(snapshot_id)
+            with contextlib.suppress(InfraError):
+                await self._claims.drop(snapshot_id, CLAIM)
 
     async def _forget(self, manifest: Manifest) -> None:
         if manifest.id in self._held or not await self._records.drop_snapshot(manifest.id):

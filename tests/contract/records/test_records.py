@@ -8,9 +8,10 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from sqlalchemy.exc import IntegrityError
 
 from agentenv.errors import Conflict, InfraError
-from agentenv.store.records import BuildRow, ImageRow, SandboxRow, TemplateRow
+from agentenv.store.records import BuildRow, ImageRow, SandboxRow, SnapshotRow, TemplateRow
 from agentenv.store.sql import SqlRecords
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
@@ -141,3 +142,61 @@ async def test_a_fresh_database_that_somebody_else_is_opening_is_waited_for(tmp_
     records = await opening
     assert await records.images() == []
     await records.close()
+
+
+def snapshot(name: str = "snap", **more) -> SnapshotRow:
+    return replace(SnapshotRow(name, None, "sbx", "img", NOW, {"state": "ü"}), **more)
+
+
+async def test_snapshots_come_back_whole_oldest_first(records):
+    await records.put_image(image())
+    newer = snapshot("later", parent="snap", created=NOW + timedelta(microseconds=1))
+    await records.put_snapshot(newer)
+    await records.put_snapshot(snapshot())
+    assert await records.snapshots() == [snapshot(), newer]
+    assert await records.snapshot("later") == newer and await records.snapshot("other") is None
+    changed = snapshot(doc={"n": 1})
+    await records.put_snapshot(changed)
+    assert await records.snapshot("snap") == changed
+
+
+async def test_a_snapshot_and_its_sandbox_are_put_together_or_not_at_all(records):
+    await records.put_image(image())
+    paused = sandbox(state="paused", snapshot_id="snap", disk_id="snap", slot=None)
+    await records.put_snapshot(snapshot(), paused)
+    assert await records.sandboxes() == [paused]
+    with pytest.raises(IntegrityError):  # a sandbox without a state
+        await records.put_snapshot(snapshot("bad"), sandbox("other", state=None))
+    assert await records.snapshot("bad") is None
+    assert await records.sandboxes() == [paused]
+
+
+async def test_a_snapshot_is_needed_by_builds_and_living_sandboxes(records):
+    await records.put_image(image())
+    for name in ("built", "memory", "disk", "useless"):
+        await records.put_snapshot(snapshot(name))
+    await records.put_template(TemplateRow("tpl", ("base",), {"default": "b"}, NOW))
+    await records.put_build(BuildRow("b", "tpl", None, NOW, snapshot_id="built"))
+    lives = sandbox(snapshot_id="memory", disk_id="disk")
+    await records.put_sandbox(lives)
+    assert await records.needed_snapshots() == {"built", "memory", "disk"}
+    for name in ("built", "memory", "disk"):
+        assert not await records.drop_snapshot(name)
+        assert await records.snapshot(name)
+    assert await records.drop_snapshot("useless")
+    await records.put_sandbox(replace(lives, state="ended"))
+    await records.drop_template("tpl")
+    assert await records.needed_snapshots() == set()
+    for name in ("built", "memory", "disk"):
+        assert await records.drop_snapshot(name)
+    assert await records.snapshots() == []
+
+
+async def test_the_image_of_a_snapshot_is_not_dropped(records):
+    await records.put_image(image())
+    await records.put_snapshot(snapshot())
+    with pytest.raises(Conflict) as caught:
+        await records.drop_image("img")
+    assert caught.value.code == "image_in_use"
+    assert await records.drop_snapshot("snap")
+    await records.drop_image("img")

@@ -100,7 +100,7 @@ async def test_each_fork_is_a_sandbox_or_an_error(http, cluster):
     answer = await http.post(f"/sandboxes/{ID}/fork", json={"count": 2, "timeout": 9})
     first, second = answer.json()
     assert answer.status_code == 201 and first["sandbox"]["envdAccessToken"] == "tok"
-    assert second["error"] == {"code": 503, "message": "no slot"}
+    assert second["error"] == {"code": 503, "message": "no slot", "error_code": "no_slots"}
     assert len((await http.post(f"/sandboxes/{ID}/fork")).json()) == 1
     assert cluster.asked == [(2, 9), (1, None)]
 

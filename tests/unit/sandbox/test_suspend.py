@@ -54,4 +54,41 @@ async def test_processes_go_on_when_the_disk_cannot_be_frozen():
     with pytest.raises(GuestError):
         async with suspend.paused(source(control, Machine()), How(memory=False)):
             pass
-    assert control.asked == ["suspend", "freeze", "release"]
+    # It may have been frozen after all, when nobody waited for it any more; a silent guest is left.
+    assert control.asked == ["suspend", "freeze", "thaw", "release"]
+
+
+class Writing(Machine):
+    """Writes to one of its disks."""
+
+    def __init__(self, disk=None):
+        super().__init__()
+        self.disk = disk
+
+    async def writes(self, disk):
+        return self.disk == disk
+
+
+def with_disks(folder, machine, recorded):
+    """A sandbox with its disk, and one that a snapshot gave it and did not finish."""
+    for name in ("disk.qcow2", "new.next"):
+        (folder / name).write_text(name)
+    ground = SimpleNamespace(files=lambda _: folder)
+    info = SimpleNamespace(machine="m", disk_id=recorded)
+    return suspend.Source(ground, info, machine, Control())
+
+
+async def nobody(manifest):
+    raise AssertionError("there is nothing to record")
+
+
+async def test_a_new_disk_that_the_machine_never_used_goes(tmp_path):
+    await suspend.mend(with_disks(tmp_path, Writing(), None), nobody)
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["disk.qcow2"]
+
+
+async def test_a_new_disk_that_was_recorded_takes_its_place(tmp_path):
+    machine = Writing(tmp_path / "new.next")
+    await suspend.mend(with_disks(tmp_path, machine, "new"), nobody)
+    assert [path.name for path in tmp_path.iterdir()] == ["disk.qcow2"]
+    assert (tmp_path / "disk.qcow2").read_text() == "new.next"

@@ -94,6 +94,9 @@ class QemuMachine:
     async def save(self, plan: SavePlan) -> Saved:
         return await suspend.save(self._files, self.pid, plan)
 
+    async def writes(self, disk: Path) -> bool:
+        return await suspend.writes(self._files, disk)
+
     async def go_on(self) -> None:
         async with qmp.connected(self._files.qmp) as monitor:
             await monitor.execute("cont")

@@ -8,7 +8,6 @@ its layers' files privately (rust/map), so the pages that it changed are those i
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager, suppress
@@ -98,10 +97,21 @@ async def _save_devices(monitor: QMPClient, files: RunFiles) -> bytes:
 
 async def _seal(monitor: QMPClient, overlay: Path) -> None:
     """Let the guest write to ``overlay``; what it wrote so far is written no more."""
-    node = f"{argv.DISK_NODE}-{secrets.token_hex(6)}"
+    node = _node_of(overlay)
     await monitor.execute("blockdev-add", argv.writable(node, overlay, None))
     arguments = {"node": await _top(monitor), "overlay": node}
     await monitor.execute("blockdev-snapshot", arguments)
+
+
+def _node_of(overlay: Path) -> str:
+    """Its node keeps this name when the file has got another."""
+    return f"{argv.DISK_NODE}-{overlay.stem}"
+
+
+async def writes(files: RunFiles, overlay: Path) -> bool:
+    """See ``Machine.writes``."""
+    async with qmp.connected(files.qmp, DEADLINE) as monitor:
+        return await _top(monitor) == _node_of(overlay)
 
 
 async def _top(monitor: QMPClient) -> str:
