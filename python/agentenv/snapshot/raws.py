@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import Counter, defaultdict
-from collections.abc import Generator, Iterable, Set
+from collections.abc import Callable, Generator, Iterable, Set
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -130,12 +130,16 @@ class Raws:
         self.put_runs(raw, runs)
         return runs
 
-    async def sweep(self, needed: Set[str]) -> None:
-        """Remove files that no snapshot needs and nobody uses."""
-        kept = needed | self._kept.keys() | self._users.keys()
+    async def sweep(self, needed: Callable[[], Set[str]]) -> None:
+        """Remove files that no snapshot needs and nobody uses.
+
+        What is needed is asked once the files are listed: those made since are not touched.
+        """
+        found = await asyncio.to_thread(lambda: list(self._folder.glob("*")))
+        kept = needed() | self._kept.keys() | self._users.keys()
 
         def remove() -> None:
-            for path in self._folder.glob("*"):
+            for path in found:
                 if path.stem not in kept:
                     path.unlink(missing_ok=True)
 
