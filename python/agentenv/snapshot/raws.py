@@ -120,7 +120,7 @@ class Raws:
 
     def merge(self, sources: list[tuple[Path, bytes]], raw: str, size: int) -> bytes:
         """One file of several laid over one another, lowest first; its runs. Blocking."""
-        runs = _core.merge_runs([each for _, each in sources], True)
+        runs = _core.merge_runs([each for _, each in sources])
         target = self.make_memory(raw, size)
         with faults("memory layers could not be merged"), target.open("rb+") as out:
             for path, own in sources:
@@ -147,7 +147,7 @@ class Raws:
 
 
 def _copy(source: int, target: int, first: int, count: int, at: int | None) -> None:
-    """Pages of one file over those of another; zeroes as a hole."""
+    """Pages of one file over those of another; zeroes are written, over what may be there."""
     begin, end = first * 4096, (first + count) * 4096
     if at is None:
         zeroes = bytes(min(end - begin, COPY_AT_ONCE))

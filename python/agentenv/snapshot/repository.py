@@ -41,7 +41,6 @@ class Opened:
     disk_base: Path
     disk_below: tuple[Path, ...]
     memory_map: bytes
-    pieces: int
 
 
 class Snapshots:
@@ -166,8 +165,7 @@ class Snapshots:
             asyncio.gather(*(self._runs_of(each) for each in stack)),
         )
         laid = list(zip(files, runs, strict=True))
-        memory, pieces = await asyncio.to_thread(_core.memory_map, laid)
-        return Opened(base, below, memory, pieces)
+        return Opened(base, below, await asyncio.to_thread(_core.memory_map, laid))
 
     async def _open_disk(self, stack: Stack, holder: str) -> tuple[Path, tuple[Path, ...]]:
         stored = [(each.layer, 0) for each in stack if each.layer]
