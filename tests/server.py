@@ -170,7 +170,8 @@ def serving_base(parent: Path):
 def serving_copy(parent: Path, of: TestServer):
     """A server of the suite's own, to kill and fill, on a copy of another's images."""
     running = TestServer(new_home(parent))
-    unwanted = shutil.ignore_patterns("sandboxes", "*.lock")
+    # The cache is sparse, its copy would not be, and layers of memory are large.
+    unwanted = shutil.ignore_patterns("sandboxes", "snapshots", "cache", "*.lock")
     shutil.copytree(of.home, running.home, ignore=unwanted)
     running.start()
     try:

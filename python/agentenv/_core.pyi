@@ -130,10 +130,9 @@ def layer_runs(layer: Layer) -> bytes:
 def run_spans(runs: bytes) -> list[tuple[int, int, int | None]]:
     """Runs as the spans of a flat file. ValueError."""
 
-def merge_runs(layers: Sequence[bytes], keep_zeroes: bool) -> bytes:
-    """The runs of layers laid over one another, lowest first; zeroes are left out unless they are
-    to hide what lies below. ValueError."""
+def merge_runs(layers: Sequence[bytes]) -> bytes:
+    """The runs of layers laid over one another, lowest first, zeroes among them. ValueError."""
 
-def memory_map(layers: Sequence[tuple[str | PathLike[str], bytes]]) -> tuple[bytes, int]:
-    """The map by which `agentenv-map` lays memory out of flat files with these runs, lowest first,
-    and how many pieces it has. ValueError."""
+def memory_map(layers: Sequence[tuple[str | PathLike[str], bytes]]) -> bytes:
+    """The map by which `agentenv-map` lays memory out of flat files with these runs, lowest first.
+    ValueError."""

@@ -361,6 +361,7 @@ class Node:
     def _ended(self, sandbox: Sandbox) -> None:
         self._live.pop(sandbox.id, None)
         self._spend_key(sandbox.info)
+        self.ground.snapshots.tidy()  # its record needs none any more
 
     def _spend_key(self, info: SandboxInfo) -> None:
         # A creation that failed made nothing: its request may be sent again.

@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict, deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from typing import Any
 
 from agentenv.concurrency import Tasks
 from agentenv.errors import AgentEnvError
@@ -38,7 +39,7 @@ class WarmPool:
     def __init__(
         self,
         start: Callable[[Shape], Awaitable[Seat]],
-        drop: Callable[[Seat], Awaitable[None]],
+        drop: Callable[[Seat], Coroutine[Any, Any, None]],
         most: int,
     ) -> None:
         self._start, self._drop, self._most = start, drop, most
@@ -63,7 +64,7 @@ class WarmPool:
             if seat.waiting and not seat.waiting.ended:
                 found = seat
             else:
-                self._tasks.start(self._away(seat), f"drop {seat.machine}")
+                self._tasks.start(self._drop(seat), f"drop {seat.machine}")
         self.taken, self.missed = self.taken + bool(found), self.missed + (not found)
         self.refill()
         return found
@@ -88,7 +89,7 @@ class WarmPool:
         now = time.monotonic()
         for shape, seats in list(self._ready.items()):
             if len(seats) > wanted(self._demands[shape], now, self._most):
-                await self._away(seats.pop())
+                await self._drop(seats.pop())
                 return True
         for shape, demands in list(self._demands.items()):
             enough = len(self._ready[shape]) >= wanted(demands, now, self._most)
@@ -96,9 +97,6 @@ class WarmPool:
                 self._ready[shape].append(await self._start(shape))
                 return True
         return False
-
-    async def _away(self, seat: Seat) -> None:
-        await self._drop(seat)
 
     async def close(self) -> None:
         """Take all that wait away."""

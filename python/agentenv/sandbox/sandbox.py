@@ -190,8 +190,7 @@ class Sandbox:
     async def snapshot(self, how: suspend.How) -> Manifest:
         """A snapshot of it as it runs, which it goes on doing. Raises as ``pause``."""
         async with self._lock:
-            if self.info.state is not State.RUNNING:
-                move(self.id, self.info.state, Request.PAUSE)
+            self._must_run(Request.PAUSE)
             await self._mend()
             return await suspend.snapshot(self._source(), how, self._sealed)
 
@@ -287,10 +286,14 @@ class Sandbox:
         Raises Conflict if it does not run.
         """
         async with self._lock:
-            if self.info.state is not State.RUNNING:
-                move(self.id, self.info.state, Request.BOOTED)
+            self._must_run(Request.BOOTED)
             await self._live_until(utcnow() + timedelta(seconds=seconds), seconds)
             return self.info
+
+    def _must_run(self, asked: Request) -> None:
+        """Raises Conflict unless it runs, as a move for ``asked`` does."""
+        if self.info.state is not State.RUNNING:
+            move(self.id, self.info.state, asked)
 
     async def _extend(self, seconds: float) -> None:
         """As ``set_deadline``, but an earlier end is not applied."""
@@ -310,8 +313,7 @@ class Sandbox:
         InfraError.
         """
         async with self._lock:
-            if self.info.state is not State.RUNNING:
-                move(self.id, self.info.state, Request.BOOTED)
+            self._must_run(Request.BOOTED)
             before = self.info.network
             try:
                 await self._enforce(change(before))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import Counter, defaultdict
-from collections.abc import Generator, Iterable, Set
+from collections.abc import Callable, Generator, Iterable, Set
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -128,7 +128,7 @@ class Raws:
 
     def merge(self, sources: list[tuple[Path, bytes]], raw: str, size: int) -> bytes:
         """One file of several laid over one another, lowest first; its runs. Blocking."""
-        runs = _core.merge_runs([each for _, each in sources], True)
+        runs = _core.merge_runs([each for _, each in sources])
         target = self.make_memory(raw, size)
         with faults("memory layers could not be merged"), target.open("rb+") as out:
             for path, own in sources:
@@ -138,12 +138,16 @@ class Raws:
         self.put_runs(raw, runs)
         return runs
 
-    async def sweep(self, needed: Set[str]) -> None:
-        """Remove files that no snapshot needs and nobody uses."""
-        kept = needed | self._kept.keys() | self._users.keys()
+    async def sweep(self, needed: Callable[[], Set[str]]) -> None:
+        """Remove files that no snapshot needs and nobody uses.
+
+        What is needed is asked once the files are listed: those made since are not touched.
+        """
+        found = await asyncio.to_thread(lambda: list(self._folder.glob("*")))
+        kept = needed() | self._kept.keys() | self._users.keys()
 
         def remove() -> None:
-            for path in self._folder.glob("*"):
+            for path in found:
                 if path.stem not in kept:
                     path.unlink(missing_ok=True)
 
@@ -151,7 +155,7 @@ class Raws:
 
 
 def _copy(source: int, target: int, first: int, count: int, at: int | None) -> None:
-    """Pages of one file over those of another; zeroes as a hole."""
+    """Pages of one file over those of another; zeroes are written, over what may be there."""
     begin, end = first * 4096, (first + count) * 4096
     if at is None:
         zeroes = bytes(min(end - begin, COPY_AT_ONCE))

@@ -41,7 +41,6 @@ class Opened:
     disk_base: Path
     disk_below: tuple[Path, ...]
     memory_map: bytes
-    pieces: int
 
 
 class Snapshots:
@@ -67,6 +66,7 @@ class Snapshots:
         self._sizes: dict[str, int] = {}
         self._tasks = Tasks()
         self._tidying: asyncio.Task[None] | None = None
+        self._untidy = False
         self._started = False
         self._storing = Storing(self._known, self.raws, records, layers, claims, blocks, disk_spans)
 
@@ -181,8 +181,7 @@ class Snapshots:
             asyncio.gather(*(self._runs_of(each) for each in stack)),
         )
         laid = list(zip(files, runs, strict=True))
-        memory, pieces = await asyncio.to_thread(_core.memory_map, laid)
-        return Opened(base, below, memory, pieces)
+        return Opened(base, below, await asyncio.to_thread(_core.memory_map, laid))
 
     async def _open_disk(self, stack: Stack, holder: str) -> tuple[Path, tuple[Path, ...]]:
         stored = [(each.layer, 0) for each in stack if each.layer]
@@ -224,11 +223,17 @@ class Snapshots:
         """Have what nobody needs any more removed, soon; by one who knows what is needed."""
         if not self._started:
             return
+        self._untidy = True
         if self._tidying is None or self._tidying.done():
             self._tidying = self._tasks.start(self._tidy(), "tidy snapshots")
 
     async def _tidy(self) -> None:
-        await asyncio.sleep(0)  # all who end at once
+        while self._untidy:  # asked meanwhile: what was looked at may be needed no more
+            await asyncio.sleep(0)  # all who end at once
+            self._untidy = False
+            await self._tidy_once()
+
+    async def _tidy_once(self) -> None:
         try:
             needed = await self._records.needed_snapshots() | self._held.keys()
             for manifest in [m for m in self._known.values() if m.id not in needed]:
@@ -237,9 +242,12 @@ class Snapshots:
             for damaged in self._damaged - needed:
                 await self._forget_damaged(damaged)
             if not self._damaged:  # nobody knows which files those need
-                await self.raws.sweep({raw for m in self._known.values() for raw in m.raws})
+                await self.raws.sweep(self._raws_needed)
         except AgentEnvError as error:
             log.warning("snapshots are not tidied now: %s", error.message)
+
+    def _raws_needed(self) -> set[str]:
+        return {raw for manifest in self._known.values() for raw in manifest.raws}
 
     async def _forget_damaged(self, snapshot_id: str) -> None:
         if await self._records.drop_snapshot(snapshot_id):

@@ -128,6 +128,43 @@ impl Stack {
     }
 }
 
+/// Blocks of layers laid over one another that come from one of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Top {
+    pub first: u32,
+    pub count: u32,
+    pub zero: bool,
+    /// The layer's number, the lowest is 0.
+    pub layer: usize,
+}
+
+/// What is on top where layers that hold these runs (first block, count, zeroes), each in order,
+/// begin at one block. Refuses more layers than `MAX_LAYERS`.
+pub fn tops(layers: &[Vec<(u32, u32, bool)>]) -> Result<Vec<Top>, Damaged> {
+    if layers.len() > MAX_LAYERS {
+        return Err(Damaged("a stack has too many layers"));
+    }
+    let mut runs = Vec::new();
+    for (number, layer) in layers.iter().enumerate() {
+        let upper = layer.iter().map(|&(first, count, zero)| Run {
+            first,
+            count,
+            block: first,
+            data: 0,
+            layer: number as u16,
+            zero,
+        });
+        runs = lay_over(&runs, upper);
+    }
+    let top = |run: Run| Top {
+        first: run.first,
+        count: run.count,
+        zero: run.zero,
+        layer: run.layer.into(),
+    };
+    Ok(runs.into_iter().map(top).collect())
+}
+
 /// Iterates over the pieces of a range.
 pub struct Pieces<'a> {
     runs: &'a [Run],
@@ -295,6 +332,25 @@ mod tests {
             let part = wanted[(first as usize).min(110)..end].to_vec();
             prop_assert_eq!(flat(&stack, first, count), part);
         }
+    }
+
+    #[test]
+    fn upper_runs_hide_lower_ones() {
+        let low = vec![(0, 10, false), (20, 5, false)];
+        let high = vec![(3, 2, true), (8, 14, false)];
+        let tops = tops(&[low, high]).unwrap();
+        let found: Vec<_> = tops
+            .iter()
+            .map(|t| (t.first, t.count, t.zero, t.layer))
+            .collect();
+        let wanted = [
+            (0, 3, false, 0),
+            (3, 2, true, 1),
+            (5, 3, false, 0),
+            (8, 14, false, 1),
+            (22, 3, false, 0),
+        ];
+        assert_eq!(found, wanted);
     }
 
     #[test]

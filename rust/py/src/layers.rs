@@ -367,6 +367,6 @@ fn taken((id, stored, blocks, codec, pack, offset): GivenChunk) -> PyResult<(Ent
     Ok((entry, Place { pack, offset }))
 }
 
-fn damaged(fault: agentenv_blocks::Damaged) -> PyErr {
+pub fn damaged(fault: agentenv_blocks::Damaged) -> PyErr {
     PyValueError::new_err(fault.to_string())
 }

@@ -4,12 +4,13 @@ use std::fs::File;
 use std::io::Write;
 use std::path::PathBuf;
 
+use agentenv_blocks::stack::{self, Top};
 use agentenv_pages::{self as pages, Memory, Run, PAGE};
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use crate::layers::Layer;
+use crate::layers::{damaged, Layer};
 
 /// First page, pages, whether they are zeroes: 12 bytes a run, little-endian.
 const RUN: usize = 12;
@@ -134,18 +135,11 @@ pub fn run_spans(runs: &[u8]) -> PyResult<Vec<(u32, u32, Option<u64>)>> {
     Ok(unpacked(runs)?.into_iter().map(span).collect())
 }
 
-/// Layers' runs laid over one another, lowest first: what is on top, zeroes over nothing left out.
-/// With `keep_zeroes` all zeroes stay: for something that lies over other layers itself.
+/// Layers' runs laid over one another, lowest first; zeroes stay, since there may be more below.
 #[pyfunction]
-pub fn merge_runs<'py>(
-    py: Python<'py>,
-    layers: Vec<Vec<u8>>,
-    keep_zeroes: bool,
-) -> PyResult<Bound<'py, PyBytes>> {
-    let tops = merged(&layers)?;
-    let kept = tops.iter().filter(|top| keep_zeroes || !top.zero);
+pub fn merge_runs(py: Python<'_>, layers: Vec<Vec<u8>>) -> PyResult<Bound<'_, PyBytes>> {
     let mut joined: Vec<(u32, u32, bool)> = Vec::new();
-    for top in kept {
+    for top in merged(&layers)? {
         match joined.last_mut() {
             Some((first, count, zero)) if *first + *count == top.first && *zero == top.zero => {
                 *count += top.count
@@ -157,116 +151,33 @@ pub fn merge_runs<'py>(
 }
 
 /// The map that `agentenv-map` lays a guest's memory by: `layers` are (file, runs), lowest first;
-/// each file is flat. Its pieces are counted.
+/// each file is flat.
 #[pyfunction]
-pub fn memory_map<'py>(
-    py: Python<'py>,
-    layers: Vec<(PathBuf, Vec<u8>)>,
-) -> PyResult<(Bound<'py, PyBytes>, usize)> {
+pub fn memory_map(py: Python<'_>, layers: Vec<(PathBuf, Vec<u8>)>) -> PyResult<Bound<'_, PyBytes>> {
     let (files, runs): (Vec<PathBuf>, Vec<Vec<u8>>) = layers.into_iter().unzip();
     let tops = merged(&runs)?;
     let mut out = Vec::from(&b"agentenv-map 1\n"[..]);
     for file in &files {
         writeln!(out, "f {}", file.display()).map_err(os_error)?;
     }
-    let mut pieces = 0;
     for top in tops.iter().filter(|top| !top.zero) {
         let (at, bytes) = (
             u64::from(top.first) * PAGE as u64,
             u64::from(top.count) * PAGE as u64,
         );
         writeln!(out, "p {at} {bytes} {} {at}", top.layer).map_err(os_error)?;
-        pieces += 1;
     }
-    Ok((PyBytes::new(py, &out), pieces))
-}
-
-#[derive(Clone, Copy)]
-struct Top {
-    first: u32,
-    count: u32,
-    zero: bool,
-    layer: usize,
+    Ok(PyBytes::new(py, &out))
 }
 
 fn merged(layers: &[Vec<u8>]) -> PyResult<Vec<Top>> {
-    let mut tops: Vec<Top> = Vec::new();
-    for (layer, runs) in layers.iter().enumerate() {
-        let upper = unpacked(runs)?;
-        tops = lay_over(
-            &tops,
-            upper.into_iter().map(|(first, count, zero)| Top {
-                first,
-                count,
-                zero,
-                layer,
-            }),
-        );
-    }
-    Ok(tops)
-}
-
-/// Both in order; of the lower ones what no upper one covers.
-fn lay_over(lower: &[Top], upper: impl Iterator<Item = Top>) -> Vec<Top> {
-    let mut out = Vec::with_capacity(lower.len());
-    let mut rest = lower.iter().copied().peekable();
-    for over in upper {
-        let end = over.first + over.count;
-        while let Some(low) = rest.peek_mut() {
-            let low_end = low.first + low.count;
-            if low.first < over.first {
-                let stop = low_end.min(over.first);
-                out.push(Top {
-                    count: stop - low.first,
-                    ..*low
-                });
-                if low_end > over.first {
-                    low.count = low_end - over.first;
-                    low.first = over.first;
-                    continue;
-                }
-            } else if low_end > end {
-                if low.first < end {
-                    low.count = low_end - end;
-                    low.first = end;
-                }
-                break;
-            }
-            rest.next();
-        }
-        out.push(over);
-    }
-    out.extend(rest);
-    out
+    let runs: PyResult<Vec<_>> = layers.iter().map(|runs| unpacked(runs)).collect();
+    stack::tops(&runs?).map_err(damaged)
 }
 
 fn os_error(error: std::io::Error) -> PyErr {
     match error.raw_os_error() {
         Some(number) => PyOSError::new_err((number, error.to_string())),
         None => PyOSError::new_err(error.to_string()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn upper_runs_hide_lower_ones() {
-        let low = packed([(0, 10, false), (20, 5, false)].into_iter());
-        let high = packed([(3, 2, true), (8, 14, false)].into_iter());
-        let tops = merged(&[low, high]).unwrap();
-        let found: Vec<_> = tops
-            .iter()
-            .map(|t| (t.first, t.count, t.zero, t.layer))
-            .collect();
-        let wanted = [
-            (0, 3, false, 0),
-            (3, 2, true, 1),
-            (5, 3, false, 0),
-            (8, 14, false, 1),
-            (22, 3, false, 0),
-        ];
-        assert_eq!(found, wanted);
     }
 }

@@ -15,7 +15,6 @@ from pathlib import Path
 import httpx
 import pytest
 from tests.integration.agent.machine import unattended
-from tests.leaks import HostObjects
 from tests.server import built
 
 from agentenv.sdk import envelope
@@ -125,8 +124,5 @@ def introduced(tmp_path_factory):
 @pytest.fixture(scope="package")
 def unattended_machine(scratch, server):
     """A real guest, whose control channel nobody else holds."""
-    before = HostObjects.now()
     with unattended(scratch, server) as machine:
         yield machine
-    left = HostObjects.now().more_than(before)
-    assert not left, left

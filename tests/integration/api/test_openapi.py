@@ -25,7 +25,7 @@ PLENTY = settings(
 
 
 class Unwilling:
-    """A cluster that refuses everything: what is left is what HTTP makes of the request."""
+    """A cluster, and its templates, that refuses everything: what is left is what HTTP makes of the request."""
 
     def __getattr__(self, name):
         async def refuse(*_args, **_options):
@@ -52,7 +52,7 @@ def each_operation(document, key):
 
 
 def test_any_request_gets_a_documented_answer():
-    app = create_app(Unwilling(), key=KEY, node="n000", domain=None)
+    app = create_app(Unwilling(), Unwilling(), key=KEY, node="n000", domain=None)
     document = schemathesis.openapi.from_asgi("/openapi.json", app)
     assert each_operation(document, KEY) > 20
 

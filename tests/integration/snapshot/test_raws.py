@@ -1,5 +1,7 @@
 """Files of memories and disks: laid over one another, damaged, swept."""
 
+import asyncio
+
 import pytest
 from tests.blocks import BLOCK
 from tests.integration.snapshot.conftest import PAGES, Home, flat, pages
@@ -46,8 +48,26 @@ async def test_a_sweep_spares_what_is_needed_used_or_in_the_making(tmp_path):
     raws.use("used", "machine")
     left = lambda: {path.stem for path in (tmp_path / "raws").iterdir()}  # noqa: E731
     with raws.kept(["kept"]), raws.kept(["kept"]):
-        await raws.sweep({"needed"})
+        await raws.sweep(lambda: {"needed"})
         assert left() == {"needed", "used", "kept"}
     raws.release("machine")
-    await raws.sweep({"needed"})
+    await raws.sweep(lambda: {"needed"})
     assert left() == {"needed"}
+
+
+async def test_what_is_recorded_while_files_are_listed_stays(tmp_path):
+    raws = Raws(tmp_path / "raws")
+    raws.prepare()
+    needed = set[str]()
+
+    def recorded():
+        raws.make_memory("later", BLOCK)
+        return needed
+
+    with raws.making(1) as (made,):
+        raws.make_memory(made, BLOCK)
+        sweeping = asyncio.ensure_future(raws.sweep(recorded))
+        await asyncio.sleep(0)
+        needed.add(made)
+    await sweeping
+    assert raws.memory(made).exists() and raws.memory("later").exists()

@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from tests.waiting import until
 
 DOCKERFILE = """\
 ARG TOOL=one
@@ -21,6 +20,8 @@ set -e
 echo "$GREETING" > greeting
 test -f kept.txt
 EOF
+USER nobody:daemon
+RUN id -gn > /tmp/group
 LABEL purpose=test
 EXPOSE 8000
 CMD ["python3", "-m", "http.server", "8000"]
@@ -48,12 +49,10 @@ def test_a_dockerfile_becomes_a_template_whose_process_runs_in_each_sandbox(serv
         "--ready",
         "python3 -c 'import socket; socket.create_connection((\"127.0.0.1\", 8000))'",
     )
-    script = (
-        "cat /srv/tool greeting kept.txt; echo $PATH; stat -c %U kept.txt; ls; pgrep -f http.server"
-    )
+    script = "cat /srv/tool greeting kept.txt /tmp/group; echo $PATH; stat -c %U kept.txt; ls; pgrep -f http.server"
     done = server.cli("run", "web:v1", "--", "sh", "-c", script, check=True)
-    tool, greeting, kept, path, owner, *files = done.stdout.decode().split()
-    assert (tool, greeting, kept, owner) == ("two", "hello", "kept", "nobody")
+    tool, greeting, kept, group, path, owner, *files = done.stdout.decode().split()
+    assert (tool, greeting, kept, group, owner) == ("two", "hello", "kept", "daemon", "nobody")
     assert path.startswith("/opt/bin:") and files[:2] == ["greeting", "kept.txt"]
     assert len(files) > 2, "nothing serves"
     again = build(server, *words, "--ready", "true")
@@ -91,28 +90,6 @@ def test_what_is_not_supported_is_named_before_anything_runs(server, tmp_path, t
     done = build(server, str(tmp_path), "--name", "never", check=False)
     assert done.returncode in (64, 65) and word in done.stderr.decode()
     assert server.api("GET", "/templates/aliases/never").status_code == 404
-
-
-def test_a_build_that_was_under_way_is_an_error_after_a_restart(server, tmp_path):
-    """The session's server is killed: its sandboxes live through it."""
-    made = server.api("POST", "/v3/templates", json={"name": "cut"}).json()
-    path = f"/v2/templates/{made['templateID']}/builds/{made['buildID']}"
-    steps = [{"type": "RUN", "args": ["sleep 1000", "root"], "force": False}]
-    body = {"fromTemplate": "base", "steps": steps, "force": False}
-    assert server.api("POST", path, json=body).status_code == 202
-    status = path.removeprefix("/v2") + "/status"
-
-    def said():
-        entries = server.api("GET", status).json()["logEntries"]
-        return any("sleep 1000" in entry["message"] for entry in entries)
-
-    until(said, 60)
-    server.kill()
-    server.start()
-    found = server.api("GET", status).json()
-    assert found["status"] == "error" and "restart" in found["reason"]["message"]
-    assert not [s for s in server.api("GET", "/v2/sandboxes").json() if "cut" in str(s)]
-    server.api("DELETE", "/templates/cut")
 
 
 def test_bad_requests_are_refused(server):

@@ -235,11 +235,3 @@ async def test_what_cannot_be_is_refused_in_words(client, path, body, status, sa
 async def test_a_body_that_is_no_json(client):
     answer = await client.post("/execute", content=b"{")
     assert answer.status_code == 400
-
-
-async def test_a_chatty_cell_waits_for_a_slow_client(client, context):
-    """What is not taken is not kept in memory without end; nothing is lost."""
-    code = "for n in range(3000): print(n, flush=True)"
-    events = await run(client, code, context_id=context)
-    said = "".join(e["text"] for e in events if e["type"] == "stdout")
-    assert said == "".join(f"{n}\n" for n in range(3000))
