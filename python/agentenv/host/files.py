@@ -66,21 +66,27 @@ def second_name(path: Path, target: Path, folder_mode: int = 0o700) -> None:
         target.parent.mkdir(mode=folder_mode, parents=True, exist_ok=True)
         _sync(path)
         try:
-            os.link(path, target)
+            link_or_copy(path, target)
         except FileExistsError:
             return
-        except OSError as error:
-            if error.errno != errno.EXDEV:
-                raise
-            _copy(path, target)
         _sync(target.parent)
+
+
+def link_or_copy(path: Path, target: Path) -> None:
+    """A second name, or a copy on another file system. Raises OSError. Blocking."""
+    try:
+        os.link(path, target)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        _copy(path, target)
 
 
 def _copy(path: Path, target: Path) -> None:
     """To another file system, whole or not at all."""
     draft = target.with_suffix(f".draft-{os.getpid()}")
     try:
-        shutil.copyfile(path, draft)
+        shutil.copy(path, draft)
         _sync(draft)
         draft.rename(target)
     finally:

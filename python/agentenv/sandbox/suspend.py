@@ -69,7 +69,7 @@ async def paused(source: Source, how: How) -> AsyncGenerator[Taken]:
         with source.ground.snapshots.raws.making(2) as (memory, disk):
             raws = source.ground.snapshots.raws
             saved = await source.machine.save(SavePlan(_memory_file(source, how, memory)))
-            raws.take_disk(source.disk, disk)
+            await raws.take_disk(source.disk, disk)
             if how.memory:
                 raws.put_runs(memory, (await saved.write()).runs)
             _note(source, saved)
@@ -126,7 +126,7 @@ async def _lie_over(
 ) -> Stack:
     """The machine writes to ``fresh``: record what lies below it. The file takes its place last,
     so that until then it tells that this is not done."""
-    source.ground.snapshots.raws.take_disk(source.disk, raw)
+    await source.ground.snapshots.raws.take_disk(source.disk, raw)
     disks = await disk_stack(source, raw)
     await sealed(replace(await _manifest(source, b"", None, disks), id=fresh.stem))
     fresh.replace(source.disk)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from agentenv import _core
 from agentenv.errors import InfraError, faults
+from agentenv.host.files import link_or_copy
 from agentenv.model import new_id
 
 FOLDER_MODE = 0o711
@@ -94,11 +95,11 @@ class Raws:
             ) from error
         return runs
 
-    def take_disk(self, path: Path, raw: str) -> None:
+    async def take_disk(self, path: Path, raw: str) -> None:
         """Keep a machine's disk, which it writes no more, under a second name."""
         with faults("the sandbox's disk could not be kept"):
             path.chmod(FILE_MODE)
-            os.link(path, self.disk(raw))
+            await asyncio.to_thread(link_or_copy, path, self.disk(raw))
 
     def use(self, raw: str, holder: str) -> None:
         """``holder`` may open it by its name, or has it open, until ``release``."""
