@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
+
+from agentenv.config import load
 
 PROGRAMS = ("qemu-system", "agentenv", "runsc", "mkfs.erofs", "mmdebstrap")
 
@@ -41,13 +45,27 @@ class HostObjects:
             ),
         )
 
-    def more_than(self, before: HostObjects) -> dict[str, list[str]]:
-        """What is here now and was not before, by kind."""
+    def more_than(self, before: HostObjects, home: Path | None = None) -> dict[str, list[str]]:
+        """What is here now and was not before, by kind; of all homes, or of this one alone."""
+        marks = (home.name, load({"home": home}, {}).tag) if home else ("",)
         kinds = {
-            item.name: sorted(getattr(self, item.name) - getattr(before, item.name))
+            item.name: sorted(
+                each
+                for each in getattr(self, item.name) - getattr(before, item.name)
+                if any(mark in each for mark in marks)
+            )
             for item in fields(self)
         }
         return {kind: found for kind, found in kinds.items() if found}
+
+
+@contextmanager
+def nothing_left(home: Path) -> Generator[None]:
+    """At the end there is no more of this home than now, whatever other servers do meanwhile."""
+    before = HostObjects.now()
+    yield
+    left = HostObjects.now().more_than(before, home)
+    assert not left, f"left behind: {left}"
 
 
 def _processes() -> frozenset[str]:
@@ -59,7 +77,7 @@ def _processes() -> frozenset[str]:
             continue
         text = b" ".join(words).decode(errors="replace").strip()
         if any(name in text for name in PROGRAMS) and "pytest" not in text:
-            found.add(f"{entry.name} {text[:160]}")
+            found.add(f"{entry.name} {text}")
     return frozenset(found)
 
 

@@ -18,6 +18,8 @@ from pathlib import Path
 
 import httpx
 
+from tests.leaks import nothing_left
+
 ROOT = Path(__file__).parents[1]
 AENV = (str(Path(sys.executable).with_name("aenv")),)
 BASE_IMAGE = "debootstrap:bookworm+python3,procps"
@@ -173,11 +175,12 @@ def serving_copy(parent: Path, of: TestServer):
     # The cache is sparse, its copy would not be, and layers of memory are large.
     unwanted = shutil.ignore_patterns("sandboxes", "snapshots", "cache", "*.lock")
     shutil.copytree(of.home, running.home, ignore=unwanted)
-    running.start()
-    try:
-        yield running
-    finally:
-        running.close()
+    with nothing_left(running.home):
+        running.start()
+        try:
+            yield running
+        finally:
+            running.close()
 
 
 def new_home(parent: Path) -> Path:

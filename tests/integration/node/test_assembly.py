@@ -5,7 +5,7 @@ import socket
 import subprocess
 
 import pytest
-from tests.leaks import HostObjects
+from tests.leaks import nothing_left
 from tests.server import AENV, TestServer, new_home
 
 
@@ -28,14 +28,13 @@ def serve(home, *words):
 
 
 def test_a_server_without_sandboxes_leaves_nothing_when_it_is_stopped(home):
-    before = HostObjects.now()
     running = TestServer(home)
-    running.start()
-    assert running.api("GET", "/v2/sandboxes").json() == []
-    mode = (home / "secrets/api-key").stat().st_mode & 0o777
-    assert mode == 0o600 and running.key.startswith("e2b_") and len(running.key) == 44
-    running.stop()
-    assert not HostObjects.now().more_than(before)
+    with nothing_left(home):
+        running.start()
+        assert running.api("GET", "/v2/sandboxes").json() == []
+        mode = (home / "secrets/api-key").stat().st_mode & 0o777
+        assert mode == 0o600 and running.key.startswith("e2b_") and len(running.key) == 44
+        running.stop()
     running.close()
 
 
@@ -49,14 +48,12 @@ def test_two_servers_do_not_share_a_home(home):
 
 
 def test_a_taken_port_is_told_and_leaves_nothing(home):
-    before = HostObjects.now()
-    with socket.socket() as taken:
+    with nothing_left(home), socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
         done = serve(home, "--listen", f"127.0.0.1:{port}")
     assert done.returncode == 71 and str(port) in done.stderr and "Traceback" not in done.stderr
-    assert not HostObjects.now().more_than(before)
 
 
 def test_a_home_that_engines_cannot_reach_is_told(scratch):

@@ -36,7 +36,7 @@ def secured(scratch):
         yield server
     finally:
         server.close()
-        assert not HostObjects.now().more_than(before)
+        assert not HostObjects.now().more_than(before, server.home)
 
 
 def test_everything_goes_over_tls(secured):
