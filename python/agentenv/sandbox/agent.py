@@ -122,7 +122,7 @@ async def restored(
     verdict = Verdict(
         clock_error_ms=abs(done["clock_error_ns"]) / 1e6,
         entropy_reseeded=done["entropy_reseeded"],
-        identity_fresh=info.origin is not None,
+        identity_fresh=info.origin is not None and info.generation == 1,
         connections_dropped=done.get("connections_dropped", 0),
         frozen=done.get("frozen", False),
     )

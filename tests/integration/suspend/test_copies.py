@@ -3,12 +3,6 @@
 from pathlib import Path
 
 import pytest
-from tests.waiting import until
-
-DRAWING = (
-    "(while :; do head -c 8 /dev/urandom | od -An -tx8 >> /srv/drawn; done) > /dev/null 2>&1 & "
-    "until [ -s /srv/drawn ]; do :; done"
-)
 
 
 def fork(guest, guest_of, count, **body):
@@ -35,23 +29,6 @@ def test_forks_are_others_with_the_same_past(guest, guest_of):
         assert copy.clock_is_right()
     assert guest.sh("cat /srv/file") == "source"
     guest.counts_on()
-
-
-def test_no_two_copies_draw_the_same_bytes(guest, guest_of):
-    """A process that drew when the snapshot was taken draws on in every copy, at once."""
-    guest.sh(DRAWING)
-    copies = [copy for _, copy in fork(guest, guest_of, 2)]
-    drawn = []
-    for one in (guest, *copies):
-        past = int(one.sh("wc -l < /srv/drawn"))
-        until(lambda one=one, past=past: int(one.sh("wc -l < /srv/drawn")) > past + 3)
-        drawn.append(one.sh("cat /srv/drawn").split())
-    shared = 0
-    while len({each[shared] for each in drawn}) == 1:
-        shared += 1
-    futures = [set(each[shared:]) for each in drawn]
-    assert shared and not futures[0] & futures[1] and not futures[1] & futures[2]
-    assert not futures[0] & futures[2]
 
 
 def test_copies_of_copies_and_their_pauses(guest, guest_of):
