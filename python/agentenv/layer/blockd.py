@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,9 @@ MAX_LINE = 64 << 20
 DISK, MEMORY = "disk", "memory"
 # Opening reads tables from the store; the rest answers at once.
 DEADLINE = 60.0
+# One that was killed is started again at once; meanwhile nobody listens, or the answer is lost.
+RESTART = 5.0
+ASK_AGAIN = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +82,8 @@ def blockd_argv(options: BlockServerOptions, fd: int) -> tuple[str, ...]:
 class BlockClient:
     """One connection per call: calls that wait hold up no others.
 
-    Raises InfraError (``block_server_down``) if nobody answers, and what the server refuses:
+    A call may be asked twice: doing it again changes nothing. Raises InfraError
+    (``block_server_down``) if nobody answers for a while, and what the server refuses:
     ImageError (``image_incomplete``) for a layer that is not in the store, else InfraError.
     """
 
@@ -86,7 +91,7 @@ class BlockClient:
         self._control, self._mount = control, mount
 
     async def hello(self) -> dict[str, Any]:
-        found = await self._call("hello")
+        found = await self._call("hello", patience=0)
         if found["protocol"] != PROTOCOL:
             raise InfraError(
                 "the block server is of another version",
@@ -147,11 +152,13 @@ class BlockClient:
         """Have it see layers that were kept in its cache by others."""
         await self._call("rescan")
 
-    async def _call(self, op: str, *, deadline: float = 0.0, **args: Any) -> dict[str, Any]:
+    async def _call(
+        self, op: str, *, deadline: float = 0.0, patience: float = RESTART, **args: Any
+    ) -> dict[str, Any]:
         try:
             async with asyncio.timeout(DEADLINE + deadline):
-                answer = await self._ask({"id": 1, "op": op, "args": args})
-        except (OSError, TimeoutError, ValueError, asyncio.IncompleteReadError) as error:
+                answer = await self._insist({"id": 1, "op": op, "args": args}, patience)
+        except (OSError, TimeoutError, ValueError) as error:
             raise InfraError(
                 "the block server does not answer",
                 why=str(error) or type(error).__name__,
@@ -160,6 +167,16 @@ class BlockClient:
         if fault := answer.get("error"):
             raise _refused(fault["code"], fault["message"])
         return answer["ok"]
+
+    async def _insist(self, request: dict[str, Any], patience: float) -> dict[str, Any]:
+        end = time.monotonic() + patience
+        while True:
+            try:
+                return await self._ask(request)
+            except (ConnectionError, FileNotFoundError):
+                if time.monotonic() >= end:
+                    raise
+            await asyncio.sleep(ASK_AGAIN)
 
     async def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
         reader, writer = await asyncio.open_unix_connection(str(self._control), limit=MAX_LINE)

@@ -125,11 +125,17 @@ class Guest:
     async def fate(self, why: str) -> AgentEnvError:
         """What a broken connection means, by what the node knows of the sandbox."""
         try:
-            await self.client.sandbox(self.sandbox_id)
+            found = await self.client.sandbox(self.sandbox_id)
         except NotFound as gone:
             return _ended(self.sandbox_id, gone)
         except AgentEnvError as error:
             return error
+        if found["state"] == "paused":
+            return Conflict(
+                f"sandbox {self.sandbox_id} is paused",
+                fix=f"aenv resume {self.sandbox_id}",
+                state=found["state"],
+            )
         return InfraError(
             f"the connection to sandbox {self.sandbox_id} broke off",
             why=why,

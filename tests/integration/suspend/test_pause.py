@@ -4,6 +4,7 @@ import hashlib
 import random
 from pathlib import Path
 
+import httpx
 import pytest
 from tests.waiting import until
 
@@ -41,6 +42,23 @@ def test_what_does_not_fit_the_state_is_refused(guest):
     guest.post("timeout", 409, timeout=10)
     guest.post("resume", 201)
     assert guest.post("connect", 200, timeout=900)["sandboxID"] == guest.id
+
+
+def test_a_caller_who_hangs_up_changes_nothing(server, guest):
+    """What was asked for is done to its end."""
+
+    def ask_and_leave(verb, **body):
+        with pytest.raises(httpx.TimeoutException):
+            httpx.post(
+                f"{server.url}/sandboxes/{guest.id}/{verb}", json=body, timeout=0.02,
+                headers={"X-API-Key": server.key}, trust_env=False,
+            )  # fmt: skip
+
+    ask_and_leave("pause")
+    until(lambda: guest.state == "paused")
+    ask_and_leave("connect", timeout=900)
+    until(lambda: guest.state == "running")
+    guest.counts_on()
 
 
 def test_lists_know_it_and_its_end_takes_all_of_it(server, guest):

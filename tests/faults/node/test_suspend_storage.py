@@ -1,0 +1,109 @@
+"""Suspension while what carries its bytes fails: the store away, the block server killed, the
+cache under pressure."""
+
+import concurrent.futures
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from tests.faults.node.conftest import HASH, blockd_pid, stats
+from tests.integration.suspend.conftest import COUNTER, Guest
+from tests.waiting import until
+
+LITTLE = 64 << 20  # bytes of a cache that a sandbox's reads fill
+
+
+@pytest.fixture(scope="module")
+def counting(node):
+    guest = Guest(node, node.create("base", timeout=3600, memoryMB=256)["sandboxID"])
+    guest.sh(COUNTER)
+    until(lambda: guest.sh("test -e /srv/count && echo yes || true"))
+    yield guest
+    assert node.api("DELETE", f"/sandboxes/{guest.id}").status_code == 204
+    until(lambda: not unstored(node))
+
+
+@pytest.fixture
+def guest(counting):
+    if counting.state == "paused":  # a test failed
+        counting.resume()
+    return counting
+
+
+def unstored(node):
+    return list((node.home / "snapshots").iterdir())
+
+
+def test_the_store_is_not_needed_to_pause_and_resume(node, bucket, guest):
+    """Until it is back the files of the node are what there is."""
+    bucket.kill()
+    try:
+        for _ in range(2):
+            guest.pause()
+            guest.resume()
+            guest.counts_on()
+        guest.pause()
+        assert unstored(node)
+        node.kill()
+        node.start()
+        assert guest.state == "paused"
+        guest.resume()
+        guest.counts_on()
+    finally:
+        bucket.start()
+    guest.pause()  # storing begins again with what is new
+    until(lambda: not unstored(node), 90)
+    guest.resume()
+    guest.counts_on()
+
+
+@pytest.mark.parametrize("verb", ["pause", "connect"])
+def test_a_block_server_killed_meanwhile(node, guest, verb):
+    """The answer is true: it is paused, or runs, as it says."""
+    for _ in range(3):
+        if verb == "connect":
+            guest.pause()
+        killed = blockd_pid(node)
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            body = {"timeout": 3600} if verb == "connect" else {}
+            path = f"/sandboxes/{guest.id}/{verb}"
+            asked = pool.submit(node.api, "POST", path, json=body)
+            os.kill(killed, signal.SIGKILL)
+            done = asked.result()
+        until(lambda killed=killed: blockd_pid(node) != killed)
+        assert "Traceback" not in done.text
+        changed = done.status_code < 300
+        assert (guest.state == "running") is (changed == (verb == "connect")), done.text
+        if guest.state == "paused":
+            guest.resume()
+        guest.counts_on()
+
+
+def test_memory_that_is_mapped_outlives_a_cache_that_is_too_small(node, guest):
+    """What the guest has not touched since its restore is read when the cache was swept often."""
+    wanted = guest.sh("head -c 96M /dev/urandom > /dev/shm/pages; sha256sum < /dev/shm/pages")
+    guest.pause()
+    until(lambda: not unstored(node), 90)
+    node.stop()
+    before = node.environ.get("AENV_CACHE_SIZE")
+    node.environ["AENV_CACHE_SIZE"] = str(LITTLE)
+    node.start()
+    try:
+        guest.resume()
+        other = node.create("base", timeout=900)["sandboxID"]
+        node.cli("exec", other, "--", *HASH, check=True)
+        node.cli("kill", other, check=True)
+        until(lambda: stats(node)["cache_bytes"] <= LITTLE + (300 << 20))
+        maps = Path(f"/proc/{guest.inspect()['objects']['pid']}/maps").read_text()
+        layers = [line for line in maps.splitlines() if str(node.home) in line]
+        assert layers and not [line for line in layers if line.endswith("(deleted)")]
+        assert guest.sh("sha256sum < /dev/shm/pages") == wanted
+        guest.counts_on()
+    finally:
+        node.stop()
+        node.environ.pop("AENV_CACHE_SIZE")
+        if before:
+            node.environ["AENV_CACHE_SIZE"] = before
+        node.start()
+    guest.sh("rm /dev/shm/pages")
