@@ -143,6 +143,7 @@ async def open_node(config: Config, *, serve: bool = True) -> AsyncGenerator[Nod
             slots=slots,
             data_plane=data_plane,
             roots=roots,
+            block_server=block_server,
             snapshots=snapshots,
             folders=folders,
             name_servers=await asyncio.to_thread(_name_servers, config),

@@ -15,6 +15,7 @@ from agentenv.errors import InfraError
 from agentenv.layer.catalog import ImageCatalog
 from agentenv.layer.layers import Part
 from agentenv.model import new_id
+from agentenv.node.block_server import BlockServer
 from agentenv.node.data_plane import DataPlane
 from agentenv.node.edge import Resolver, Route
 from agentenv.node.roots import Roots
@@ -55,6 +56,7 @@ class NodeGround:
         slots: SlotPool,
         data_plane: DataPlane,
         roots: Roots,
+        block_server: BlockServer,
         snapshots: Snapshots,
         folders: Folders,
         name_servers: tuple[str, ...],
@@ -63,6 +65,7 @@ class NodeGround:
         self._engine, self._records, self._catalog = engine, records, catalog
         self._snapshots = snapshots
         self._slots, self._data_plane, self._roots = slots, data_plane, roots
+        self._block_server = block_server
         self._tasks = Tasks()
         self._booted: dict[str, tuple[str, FlatSource]] = {}
         self._folders, self._name_servers = folders, name_servers
@@ -150,6 +153,10 @@ class NodeGround:
 
     async def disk_base(self, size_mib: int, machine: str) -> Path:
         return await self._roots.open_blank(size_mib, machine)
+
+    def storage_fault(self, machine: str) -> str | None:
+        fault = self._block_server.fault(machine)
+        return fault.cause if fault else None
 
     async def release(self, machine: str) -> None:
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 from dataclasses import asdict
 from pathlib import Path
 
@@ -109,14 +110,17 @@ class Roots:
         name = named(f"blank {BLANK} {size_mib}")
         async with leases.hold(self._layers.objects) as lease:
             part = await self._layers.source(name, lease)
-            if part is None:
-                async with self._layers.drafts.draft() as draft:
+            async with self._layers.drafts.draft() as draft:
+                if part is None:
                     await disk.make_blank(draft.path, size_mib)
                     blocks = (size_mib << 20) // BLOCK
                     spans = disk.data_spans(draft.path)
                     part = await self._layers.write(draft.path, spans, blocks, DISK_WINDOW, lease)
                     await self._layers.put_source(name, part, lease)
-                    await self._layers.keep_here(part, draft.path)
+                else:  # little, and read bit by bit for as long as a sandbox writes
+                    await self._layers.unpack([part], draft.path)
+                    os.truncate(draft.path, size_mib << 20)
+                await self._layers.keep_here(part, draft.path)
             lease.check()
             keys = [f"layer/{part.layer}", f"source/{name}"]
             await self._claims.put(f"blank-{size_mib}", keys, kind="disk")

@@ -72,6 +72,10 @@ class Ground(Protocol):
         """The blank disk, open for the machine until ``release``."""
         ...
 
+    def storage_fault(self, machine: str) -> str | None:
+        """What holds up the machine's reads."""
+        ...
+
     async def release(self, machine: str) -> None:
         """Nothing is open for the machine any more."""
         ...

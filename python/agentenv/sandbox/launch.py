@@ -25,7 +25,7 @@ from agentenv.engine.contract import (
     MachineSpec,
     Suspended,
 )
-from agentenv.errors import Conflict, faults
+from agentenv.errors import Conflict, GuestError, InfraError, faults
 from agentenv.sandbox import agent
 from agentenv.sandbox.ground import Ground, Place, Seat
 from agentenv.sandbox.record import SandboxInfo, Verdict
@@ -120,6 +120,21 @@ async def launch(ground: Ground, info: SandboxInfo, seat: Seat, boot_deadline: f
 
     Raises Conflict (``cannot_restore``), ImageError, GuestError, InfraError; then: ``dismantle``.
     """
+    try:
+        return await _launch(ground, info, seat, boot_deadline)
+    except GuestError as error:
+        # A guest whose reads wait does not answer, and cannot help it.
+        if cause := ground.storage_fault(info.machine):
+            raise InfraError(
+                "the sandbox's storage does not answer",
+                why=cause,
+                fix="try again when the store is back: aenv store stats",
+                code="store_unavailable",
+            ) from error
+        raise
+
+
+async def _launch(ground: Ground, info: SandboxInfo, seat: Seat, boot_deadline: float) -> Running:
     phases, place = info.phases, seat.place
     manifest = await _manifest(ground, info)
     if manifest and manifest.memory is not None:
