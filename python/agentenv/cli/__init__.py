@@ -16,8 +16,8 @@ from agentenv.errors import AgentEnvError
 
 VERBS = (
     "serve", "doctor", "image", "template", "store", "gc", "run", "start", "exec", "shell", "cp",
-    "port", "pause", "resume", "snapshot", "snapshots", "fork", "rollback", "tree", "ls",
-    "inspect", "metrics", "logs", "kill", "down", "config",
+    "port", "pause", "resume", "snapshot", "snapshots", "fork", "rollback", "tree", "diff",
+    "ls", "inspect", "metrics", "logs", "kill", "down", "config",
 )  # fmt: skip
 
 app = typer.Typer(

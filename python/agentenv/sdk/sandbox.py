@@ -9,6 +9,7 @@ from agentenv import config
 from agentenv.errors import AgentEnvError, NotFound
 from agentenv.sdk.client import Address, Client
 from agentenv.sdk.commands import Commands
+from agentenv.sdk.diff import Difference, diff
 from agentenv.sdk.files import Files
 from agentenv.sdk.guest import Guest
 from agentenv.sdk.ports import Ports
@@ -121,6 +122,12 @@ class AgentEnv(Client):
     async def open(self, sandbox_id: str) -> Sandbox:
         """One that runs or is paused. Raises NotFound, saying why one ended that lived lately."""
         return Sandbox(self, await self.sandbox(sandbox_id))
+
+    async def diff(
+        self, one: str, other: str | None = None, *, checksum: bool = False
+    ) -> Sequence[Difference]:
+        """Files that differ between two sandboxes or snapshots. See ``sdk.diff.diff``."""
+        return await diff(self, one, other, checksum=checksum)
 
     async def resume(
         self, sandbox_id: str, timeout: int | None = None, *, memory: bool = True

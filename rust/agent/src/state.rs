@@ -18,8 +18,9 @@ pub const PORT: u16 = 49983;
 pub struct Kept {
     /// What we were told, as one JSON document in a file in memory.
     pub memory: File,
-    /// The root folder of the writable disk, which no path leads to any more.
+    /// The root folders of the writable disk and the image, which no path leads to any more.
     pub disk: File,
+    pub image: File,
 }
 
 pub struct Agent {
@@ -64,6 +65,13 @@ impl Agent {
     pub fn with_disk(&self, work: impl FnOnce(&File) -> io::Result<()>) -> io::Result<()> {
         let kept = self.kept.as_ref().ok_or(io::ErrorKind::Unsupported)?;
         work(&kept.lock().expect("no holder panics").disk)
+    }
+
+    /// The writable disk and the image below it. Unsupported: this is no guest.
+    pub fn layers(&self) -> io::Result<(File, File)> {
+        let kept = self.kept.as_ref().ok_or(io::ErrorKind::Unsupported)?;
+        let kept = kept.lock().expect("no holder panics");
+        Ok((kept.disk.try_clone()?, kept.image.try_clone()?))
     }
 
     /// Nothing that an earlier agent had stopped may stay so: who asked for it got no answer.

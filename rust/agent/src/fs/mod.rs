@@ -1,5 +1,6 @@
 //! Paths and metadata of files, as the in-guest protocol shows them.
 
+pub mod changes;
 pub mod entry;
 pub mod metadata;
 pub mod operations;

@@ -21,8 +21,8 @@ use crate::state::Agent;
 use crate::users::User;
 
 /// Pieces on their way, either way.
-const QUEUE: usize = 4;
-const CHUNK: usize = 64 << 10;
+pub const QUEUE: usize = 4;
+pub const CHUNK: usize = 64 << 10;
 
 /// The tree at `path`, its entries below the path's last name.
 pub async fn get(agent: &Agent, request: &Request<Incoming>) -> Answer {
@@ -105,13 +105,13 @@ fn wanted(agent: &Agent, request: &Request<Incoming>) -> Result<(User, PathBuf),
 }
 
 /// An archive holds a thread as long as its client likes; there must be others left.
-async fn permit() -> Option<SemaphorePermit<'static>> {
+pub async fn permit() -> Option<SemaphorePermit<'static>> {
     static ROOM: Semaphore = Semaphore::const_new(32);
     ROOM.acquire().await.ok() // never closed
 }
 
 /// What is written goes to the client.
-struct Out(mpsc::Sender<io::Result<Frame<Bytes>>>);
+pub struct Out(pub mpsc::Sender<io::Result<Frame<Bytes>>>);
 
 impl Write for Out {
     fn write(&mut self, data: &[u8]) -> io::Result<usize> {

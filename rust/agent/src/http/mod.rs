@@ -2,6 +2,7 @@
 
 mod archive;
 mod auth;
+mod changes;
 mod compose;
 pub mod connect;
 pub mod connections;
@@ -92,6 +93,7 @@ async fn answer(agent: Arc<Agent>, request: Request<Incoming>) -> Result<Answer,
         (&Method::POST, "/files/compose") => compose::post(&agent, request).await,
         (&Method::GET, "/archive") => archive::get(&agent, &request).await,
         (&Method::POST, "/archive") => archive::post(&agent, request).await,
+        (&Method::GET, "/changes") => changes::get(&agent, &request).await,
         (&Method::GET, "/tcp") => tunnel::open(agent, request).await,
         (&Method::GET, "/metrics") => json_answer(StatusCode::OK, &metrics().await),
         (&Method::GET, "/envs") => {

@@ -3,7 +3,6 @@
 mod modules;
 mod mounts;
 
-use std::fs::File;
 use std::io;
 use std::time::{Duration, Instant};
 
@@ -17,27 +16,32 @@ const MAX_QUICK_DEATHS: u32 = 5;
 /// Never returns: a fatal error is said on the console and ends the machine.
 pub fn run() -> ! {
     match bring_up() {
-        Ok(disk) => keep_agent(disk),
+        Ok(root) => keep_agent(root),
         Err(message) => give_up(&message),
     }
 }
 
-/// The writable disk of a machine that is ready.
-fn bring_up() -> Result<File, String> {
+/// What the root of a machine that is ready consists of.
+fn bring_up() -> Result<mounts::Root, String> {
     mounts::early()?;
     modules::load_all()?;
-    let disk = mounts::root()?;
+    let root = mounts::root()?;
     mounts::system();
-    Ok(disk)
+    Ok(root)
 }
 
 /// Run the agent as a child, anew whenever it dies.
-fn keep_agent(disk: File) -> ! {
+fn keep_agent(root: mounts::Root) -> ! {
     let memory = match sys::memfd("agentenv-init") {
         Ok(memory) => memory.into(),
         Err(error) => give_up(&format!("no memory for the agent's state: {error}")),
     };
-    let kept = state::Kept { memory, disk };
+    let mounts::Root { disk, image } = root;
+    let kept = state::Kept {
+        memory,
+        disk,
+        image,
+    };
     let mut quick_deaths = 0;
     loop {
         let begun = Instant::now();
@@ -73,6 +77,7 @@ fn copy(kept: &state::Kept) -> io::Result<state::Kept> {
     Ok(state::Kept {
         memory: kept.memory.try_clone()?,
         disk: kept.disk.try_clone()?,
+        image: kept.image.try_clone()?,
     })
 }
 

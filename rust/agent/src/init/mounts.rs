@@ -30,8 +30,14 @@ pub fn early() -> Result<(), String> {
     mount("sysfs", "/sys", "sysfs", NODEV_NOEXEC_NOSUID, "")
 }
 
-/// Assemble the root and move into it; the writable disk, which is out of reach then.
-pub fn root() -> Result<File, String> {
+/// The layers of the root, which are out of reach once we have moved into it.
+pub struct Root {
+    pub disk: File,
+    pub image: File,
+}
+
+/// Assemble the root and move into it.
+pub fn root() -> Result<Root, String> {
     for path in ["/image", "/disk", "/root"] {
         folder(path)?;
     }
@@ -39,7 +45,11 @@ pub fn root() -> Result<File, String> {
     mount(&image, "/image", "erofs", libc::MS_RDONLY, "")?;
     // The blank disk is all zeroes: nothing is left for the kernel to initialise by and by.
     mount(&disk, "/disk", "ext4", libc::MS_NOATIME, "noinit_itable")?;
-    let kept = File::open("/disk").map_err(|error| format!("/disk: {error}"))?;
+    let open = |path: &str| File::open(path).map_err(|error| format!("{path}: {error}"));
+    let kept = Root {
+        disk: open("/disk")?,
+        image: open("/image")?,
+    };
     folder("/disk/upper")?;
     folder("/disk/work")?;
     // The root folder's own mode and owner are the image's.
