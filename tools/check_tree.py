@@ -43,6 +43,10 @@ HOMES: dict[str, tuple[str, str]] = {
         "tests/integration/template/shipped/interpreter/test_app.py",
         "asked through the server, with real kernels",
     ),
+    "template/shipped/interpreter/launch.py": (
+        "tests/integration/template/shipped/interpreter/test_app.py",
+        "asked through the server, with real kernels",
+    ),
     "api/errors.py": ("tests/unit/api/test_app.py", "asked through the application"),
     "api/sandboxes.py": ("tests/unit/api/test_app.py", "asked through the application"),
     "cli/exec_.py": ("tests/integration/node/test_sandboxes.py", "run as the command it is"),

@@ -7,6 +7,7 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 Changes = Mapping[str, str | None]
 """Variables to set; those to unset are None."""
@@ -62,12 +63,14 @@ for name in ("numpy", "pandas", "matplotlib.pyplot"):
         __import__(name)
 ''', {})
 """
+_IPYKERNEL = (sys.executable, str(Path(__file__).with_name("launch.py")), "-f", "{connection_file}")
+_BASH_KERNEL = "--IPKernelApp.kernel_class=bash_kernel.kernel.BashKernel"
 _DENO = ("deno", "jupyter", "--kernel", "--conn", "{connection_file}")
 _DENO_ENV = {"DENO_NO_UPDATE_CHECK": "1", "NO_COLOR": "1"}
 
 PYTHON = Language(
     "python",
-    (sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"),
+    _IPYKERNEL,
     _python,
     warm=_WARM,
 )
@@ -75,7 +78,7 @@ LANGUAGES: Mapping[str, Language] = {
     each.name: each
     for each in (
         PYTHON,
-        Language("bash", (sys.executable, "-m", "bash_kernel", "-f", "{connection_file}"), _bash),
+        Language("bash", (*_IPYKERNEL, _BASH_KERNEL), _bash),
         Language("javascript", _DENO, _deno, _DENO_ENV, transport="tcp", late=0.2),
         Language("typescript", _DENO, _deno, _DENO_ENV, transport="tcp", late=0.2),
     )

@@ -110,6 +110,20 @@ async def test_output_comes_while_the_cell_runs(client, context, tmp_path):
         assert json.loads(await anext(lines)) == {"type": "end_of_execution"}
 
 
+@pytest.mark.parametrize(
+    ("language", "code"),
+    [
+        ("python", "for n in range(5000): print(n, flush=True)"),
+        ("python", "for n in range(5000): display(n)"),
+        ("bash", "for n in $(seq 0 4999); do echo $n; done"),
+    ],
+)
+async def test_no_output_is_lost_however_fast_it_comes(client, language, code):
+    events = (await run(client, code, language=language))[1:]
+    said = "".join(e["text"] + "\n" * (e["type"] == "result") for e in events)
+    assert said.split() == [str(n) for n in range(5000)]
+
+
 async def test_a_context_keeps_what_cells_left_and_no_other_sees_it(client, context):
     await run(client, "kept = 5", context_id=context)
     assert await text(client, "kept + 1", context_id=context) == "6"
