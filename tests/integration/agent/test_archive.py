@@ -2,12 +2,14 @@
 
 import io
 import os
+import socket
 import subprocess
 import tarfile
 import threading
 from pathlib import Path
 
 import pytest
+from tests.waiting import until
 
 
 def get(agent, path):
@@ -189,3 +191,22 @@ def test_comments_of_git_archive_are_passed_over(agent, tmp_path):
 
 def test_the_root_is_not_packed(agent):
     assert get(agent, "/").status_code == 400
+
+
+def test_a_connection_lives_on_whatever_follows_the_archives_end(agent, tmp_path):
+    """Its reader is done before the body's last chunk has come, for which the answer waits."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as tar:
+        tar.addfile(tarfile.TarInfo("file"))
+    body = packed.getvalue()
+    with socket.create_connection(agent.address, timeout=30) as connection:
+        head = f"POST /archive?path={tmp_path} HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked"
+        chunk = b"%x\r\n%s\r\n" % (len(body), body)
+        connection.sendall(head.encode() + b"\r\n\r\n" + chunk)
+        until((tmp_path / "file").exists)
+        for piece in (chunk, b"0\r\n\r\n"):
+            connection.sendall(piece)
+        answers = connection.makefile("rb")
+        assert b" 200 " in answers.readline()
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+        assert b"HTTP/1.1 204" in answers.read()

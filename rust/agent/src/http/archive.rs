@@ -15,7 +15,7 @@ use tokio::time::timeout;
 
 use super::connect::channel_body;
 use super::upload::{bad, explain, silent, user, Failure, SILENCE};
-use super::{download, error, json_answer, query, refuse, Answer};
+use super::{download, error, json_answer, query, settle, Answer};
 use crate::fs::{pack::pack, resolve, unpack::unpack};
 use crate::state::Agent;
 use crate::users::User;
@@ -57,10 +57,11 @@ pub async fn get(agent: &Agent, request: &Request<Incoming>) -> Answer {
 
 /// Unpack below the folder `path`, which is made. Owners are the archive's, or `username`.
 pub async fn post(agent: &Agent, mut request: Request<Incoming>) -> Answer {
-    match receive(agent, &mut request).await {
+    let answer = match receive(agent, &mut request).await {
         Ok(entries) => json_answer(StatusCode::OK, &json!({"entries": entries})),
-        Err((status, message)) => refuse(request, error(status, &message)).await,
-    }
+        Err((status, message)) => error(status, &message),
+    };
+    settle(request, answer).await
 }
 
 async fn receive(agent: &Agent, request: &mut Request<Incoming>) -> Result<u64, Failure> {

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::connect::{self, Code, Fault, Pace};
-use super::{auth, refuse, watchers, Answer};
+use super::{auth, settle, watchers, Answer};
 use crate::fs::{operations, resolve};
 use crate::state::Agent;
 use crate::users::User;
@@ -30,7 +30,7 @@ pub async fn call(agent: Arc<Agent>, method: &str, request: Request<Incoming>) -
         "WatchDir" | "CreateWatcher" | "GetWatcherEvents" | "RemoveWatcher" => {
             watchers::call(&agent, method, request).await
         }
-        _ => refuse(request, connect::unary(Err(unimplemented(method)))).await,
+        _ => settle(request, connect::unary(Err(unimplemented(method)))).await,
     }
 }
 

@@ -85,7 +85,7 @@ async fn answer(agent: Arc<Agent>, request: Request<Incoming>) -> Result<Answer,
         return Ok(empty(StatusCode::NO_CONTENT));
     }
     if let Err(message) = auth::check(&agent, &request) {
-        return Ok(refuse(request, error(StatusCode::UNAUTHORIZED, &message)).await);
+        return Ok(settle(request, error(StatusCode::UNAUTHORIZED, &message)).await);
     }
     Ok(match (request.method(), path.as_str()) {
         (&Method::GET | &Method::HEAD, "/files") => download::get(&agent, &request).await,
@@ -124,12 +124,13 @@ async fn no_route(request: Request<Incoming>) -> Answer {
         request.method(),
         request.uri().path()
     );
-    refuse(request, error(StatusCode::NOT_FOUND, &message)).await
+    settle(request, error(StatusCode::NOT_FOUND, &message)).await
 }
 
-/// An answer that does not depend on the body, which is read all the same: an unread one ends the
-/// connection, on which a proxy may already be sending the next request. A long one says so.
-pub async fn refuse(request: Request<Incoming>, mut answer: Answer) -> Answer {
+/// An answer for which no more of the body is needed, which is read all the same: were as much as its
+/// last chunk left, the connection would end, maybe before the answer is read, and a proxy may
+/// already be sending the next request on it. A long rest says so.
+pub async fn settle(request: Request<Incoming>, mut answer: Answer) -> Answer {
     let mut rest = Limited::new(request.into_body(), REFUSED_BODY);
     let read = async {
         loop {

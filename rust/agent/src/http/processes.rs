@@ -13,7 +13,7 @@ use serde_json::{json, Value};
 use tokio::sync::mpsc;
 
 use super::connect::{self, Code, Fault, Gone, Pace, Sender};
-use super::{auth, input, refuse, Answer};
+use super::{auth, input, settle, Answer};
 use crate::process::{self, Config, End, Event, Process, Size, StartError, Stream, Streams};
 use crate::state::Agent;
 
@@ -66,7 +66,7 @@ struct SelectMessage {
 
 pub async fn call(agent: Arc<Agent>, method: &str, request: Request<Incoming>) -> Answer {
     match method {
-        "List" => refuse(request, connect::unary(Ok(list(&agent)))).await,
+        "List" => settle(request, connect::unary(Ok(list(&agent)))).await,
         "Start" => start(agent, request).await,
         "Connect" => reconnect(&agent, request).await,
         "StreamInput" => input::stream(agent, request).await,
@@ -76,7 +76,7 @@ pub async fn call(agent: Arc<Agent>, method: &str, request: Request<Incoming>) -
         _ => {
             let message = format!("{method} is not in this version of the agent");
             let fault = Fault::new(Code::Unimplemented, message);
-            refuse(request, connect::unary(Err(fault))).await
+            settle(request, connect::unary(Err(fault))).await
         }
     }
 }

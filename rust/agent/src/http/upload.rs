@@ -14,7 +14,7 @@ use serde_json::{json, Value};
 use tokio::sync::OwnedMutexGuard;
 use tokio::time::timeout;
 
-use super::{error, json_answer, query, refuse, Answer};
+use super::{error, json_answer, query, settle, Answer};
 use crate::fs::metadata::{self, Metadata};
 use crate::fs::resolve;
 use crate::fs::target::{self, Target, Wanted};
@@ -38,10 +38,11 @@ struct How {
 pub type Failure = (StatusCode, String);
 
 pub async fn post(agent: &Agent, mut request: Request<Incoming>) -> Answer {
-    match receive(agent, &mut request).await {
+    let answer = match receive(agent, &mut request).await {
         Ok(written) => json_answer(StatusCode::OK, &json!(written)),
-        Err((status, message)) => refuse(request, error(status, &message)).await,
-    }
+        Err((status, message)) => error(status, &message),
+    };
+    settle(request, answer).await
 }
 
 async fn receive(agent: &Agent, request: &mut Request<Incoming>) -> Result<Vec<Value>, Failure> {
