@@ -14,6 +14,7 @@ ALL = (
     "blocks_images",
     "cold_start",
     "suspend",
+    "suspend_peers",
     "exec_latency",
     "proxy",
     "data_plane",

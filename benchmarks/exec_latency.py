@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import shutil
 import statistics
 import subprocess
@@ -23,6 +22,7 @@ from tests.server import TestServer
 from agentenv.sdk.client import Address, Client
 from agentenv.sdk.process import Ended, Processes
 from benchmarks.machine import heading, row, sandbox, summary, timed
+from benchmarks.peers import busybox, docker_image
 
 ROUNDS = 40
 
@@ -70,7 +70,7 @@ def _runsc() -> Iterator[list[str]]:
     folder = Path(tempfile.mkdtemp(prefix="aenv-bench-runsc-", dir="/var/tmp"))
     state = ["runsc", "--root", str(folder / "state"), "--network=none", "--ignore-cgroups"]
     try:
-        _busybox(folder / "rootfs")
+        busybox(folder / "rootfs")
         spec = {
             "ociVersion": "1.0.0",
             "process": {"args": ["/bin/busybox", "sleep", "3600"], "cwd": "/", "user": {"uid": 0, "gid": 0},
@@ -93,18 +93,13 @@ def _runsc() -> Iterator[list[str]]:
 
 @contextmanager
 def _docker() -> Iterator[list[str]]:
-    """A container of an imported busybox root, if an engine answers."""
-    if subprocess.run(["docker", "info"], capture_output=True).returncode:
-        yield []
-        return
-    folder = Path(tempfile.mkdtemp(prefix="aenv-bench-docker-", dir="/var/tmp"))
-    try:
-        _busybox(folder)
-        packed = subprocess.run(["tar", "-C", folder, "-c", "."], capture_output=True, check=True)
-        subprocess.run(["docker", "import", "-", "aenv-bench"], input=packed.stdout, check=True,
-                       stdout=subprocess.DEVNULL)  # fmt: skip
+    """A container of a busybox root, if an engine answers."""
+    with docker_image() as image:
+        if not image:
+            yield []
+            return
         started = subprocess.run(
-            ["docker", "run", "-d", "--network=none", "aenv-bench", "/bin/sleep", "3600"],
+            ["docker", "run", "-d", "--network=none", image, "/bin/sleep", "3600"],
             capture_output=True, text=True,
         )  # fmt: skip
         name = started.stdout.strip()
@@ -112,13 +107,3 @@ def _docker() -> Iterator[list[str]]:
             yield ["docker", "exec", name, "/bin/true"] if started.returncode == 0 else []
         finally:
             subprocess.run(["docker", "rm", "-f", name], capture_output=True)
-    finally:
-        subprocess.run(["docker", "rmi", "-f", "aenv-bench"], capture_output=True)
-        shutil.rmtree(folder)
-
-
-def _busybox(root: Path) -> None:
-    (root / "bin").mkdir(parents=True)
-    shutil.copy("/bin/busybox", root / "bin/busybox")
-    for name in ("true", "sleep", "sh"):
-        os.symlink("busybox", root / "bin" / name)
