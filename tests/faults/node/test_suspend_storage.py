@@ -65,7 +65,7 @@ def test_the_store_is_not_needed_to_pause_and_resume(node, bucket, guest):
 @pytest.mark.parametrize("verb", ["pause", "connect"])
 def test_a_block_server_killed_meanwhile(node, guest, verb):
     """The answer is true: it is paused, or runs, as it says."""
-    for _ in range(3):
+    for _ in range(2):
         if verb == "connect":
             guest.pause()
         killed = blockd_pid(node)
@@ -94,6 +94,7 @@ def cached_memory(node, sandbox_id):
     return sum(path.stat().st_blocks * 512 for path in files)
 
 
+@pytest.mark.full
 def test_memory_that_is_mapped_outlives_a_cache_that_is_too_small(node, guest):
     """What the guest has not touched since its restore is still here, when all else was swept."""
     wanted = guest.sh("head -c 96M /dev/urandom > /dev/shm/pages; sha256sum < /dev/shm/pages")
