@@ -45,9 +45,9 @@ class HostObjects:
             ),
         )
 
-    def more_than(self, before: HostObjects, home: Path | None = None) -> dict[str, list[str]]:
-        """What is here now and was not before, by kind; of all homes, or of this one alone."""
-        marks = (home.name, load({"home": home}, {}).tag) if home else ("",)
+    def more_than(self, before: HostObjects, *homes: Path) -> dict[str, list[str]]:
+        """What is here now and was not before, by kind, and belongs to one of these homes."""
+        marks = [mark for home in homes for mark in (home.name, load({"home": home}, {}).tag)]
         kinds = {
             item.name: sorted(
                 each
@@ -60,11 +60,12 @@ class HostObjects:
 
 
 @contextmanager
-def nothing_left(home: Path) -> Generator[None]:
-    """At the end there is no more of this home than now, whatever other servers do meanwhile."""
-    before = HostObjects.now()
-    yield
-    left = HostObjects.now().more_than(before, home)
+def nothing_left(*homes: Path) -> Generator[list[Path]]:
+    """At the end there is no more of these homes, and of those added, than now, whatever other
+    servers and test sessions do meanwhile."""
+    before, watched = HostObjects.now(), list(homes)
+    yield watched
+    left = HostObjects.now().more_than(before, *watched)
     assert not left, f"left behind: {left}"
 
 

@@ -169,6 +169,8 @@ class BlockClient:
         return answer["ok"]
 
     async def _insist(self, request: dict[str, Any], patience: float) -> dict[str, Any]:
+        if not self._control.exists():  # nobody was killed there
+            patience = 0.0
         end = time.monotonic() + patience
         while True:
             try:

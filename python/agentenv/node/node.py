@@ -16,7 +16,7 @@ from agentenv.concurrency import KeyedLocks, Tasks, detached
 from agentenv.config import Config
 from agentenv.errors import Conflict, InfraError, NotFound, UserError
 from agentenv.layer.catalog import ImageCatalog
-from agentenv.model import Guest, ImageConfig, Resources, new_id
+from agentenv.model import SANDBOX_ID, Guest, ImageConfig, Resources, new_id
 from agentenv.node.block_server import BlockServer
 from agentenv.node.ground import NodeGround
 from agentenv.node.metrics import MetricsStore, Sampler
@@ -242,7 +242,7 @@ class Node:
             alias = template.names[0] if template.names else None
             guest = guest_of_build(build)
             return Origin(template.id, build.id, alias, build.image_id, build.snapshot_id, guest)
-        if self.ground.snapshots.known(key):
+        if await self._is_snapshot(key):
             return Origin(key, "", None, None, key)
         if not means_image(key):
             raise NotFound(
@@ -255,6 +255,16 @@ class Node:
             image = await detached(self._tasks, self.catalog.pull_remote(key), f"pull {key}")
             return Origin(image.id, "", None, image.id)
         return Origin(known.id, "", None, known.id)
+
+    async def _is_snapshot(self, key: str) -> bool:
+        """Of this node, or of another that shares the store."""
+        if not SANDBOX_ID.match(key):
+            return False
+        try:
+            await self.ground.snapshots.find(key)
+        except NotFound:
+            return False
+        return True
 
     async def resources(self, request: NewSandbox) -> Resources:
         """The size of a sandbox; what the request leaves open is the node's. Raises UserError."""

@@ -42,6 +42,12 @@ async def test_one_that_starts_again_is_asked_again(client, tmp_path):
     assert calls == 2
 
 
+async def test_where_none_was_none_is_waited_for(client, monkeypatch):
+    monkeypatch.setattr(asyncio, "sleep", None)  # it would fail
+    with pytest.raises(InfraError, match="does not answer"):
+        await client.rescan()
+
+
 async def test_one_that_stays_away_is_told(client, tmp_path):
     dead(tmp_path / "control.sock")
     with pytest.raises(InfraError, match="does not answer"):
