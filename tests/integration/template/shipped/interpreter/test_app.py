@@ -190,11 +190,11 @@ async def test_a_client_that_leaves_interrupts_its_cell(client, context):
         pass
     assert await text(client, "'goes on'", context_id=context) == "goes on"
     stubborn = (
-        "import time\nkept = 1\nfor _ in range(2):\n"
-        "    try: time.sleep(600)\n    except KeyboardInterrupt: kept += 1"
+        "import time\nkept = 1\nfor _ in range(2):\n    try:\n        print('on', flush=True)\n"
+        "        time.sleep(600)\n    except KeyboardInterrupt: kept += 1"
     )
-    async with running(client, stubborn, context_id=context):
-        pass
+    async with running(client, stubborn, context_id=context) as lines:
+        assert json.loads(await anext(lines))["text"] == "on\n"
     assert await text(client, "kept", context_id=context) == "3"
 
 
