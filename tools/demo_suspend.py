@@ -10,8 +10,8 @@ from e2b import Sandbox, Template, wait_for_file
 COUNTER = """python3 -c '
 import os, time, itertools
 for n in itertools.count():
-    open("/srv/n", "w").write(str(n))
-    os.replace("/srv/n", "/srv/count")
+    open("/tmp/n", "w").write(str(n))
+    os.replace("/tmp/n", "/tmp/count")
     time.sleep(0.05)
 '"""
 
@@ -24,7 +24,7 @@ def told(what: str) -> Iterator[None]:
 
 
 def count(sandbox: Sandbox) -> int:
-    return int(sandbox.commands.run("cat /srv/count").stdout)
+    return int(sandbox.commands.run("cat /tmp/count").stdout)
 
 
 def main() -> None:
@@ -33,7 +33,7 @@ def main() -> None:
         .from_template("base")
         .set_envs({"GREETING": "hello"})
         .run_cmd("mkdir -p /srv/app && echo $GREETING > /srv/app/greeting", user="root")
-        .set_start_cmd(COUNTER, wait_for_file("/srv/count"))
+        .set_start_cmd(COUNTER, wait_for_file("/tmp/count"))
     )
     with told("Template.build with a process that counts"):
         Template.build(recipe, "counting")
