@@ -7,11 +7,15 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from qemu.qmp import QMPClient, QMPError
+from qemu.qmp import ConnectError, QMPClient, QMPError, Runstate
 
 from agentenv.errors import InfraError
 
 DEADLINE = 10.0  # seconds for a command; QEMU answers between two slices of the guest
+# Once in some thousand sessions the monitor answers the first message with something else, as a
+# second greeting. Nothing was commanded by then: to ask again is safe.
+TRIES = 5
+PAUSE = 0.02  # seconds
 
 
 @asynccontextmanager
@@ -20,11 +24,9 @@ async def connected(socket: Path, deadline: float = DEADLINE) -> AsyncGenerator[
 
     Raises InfraError (``engine_unresponsive``) if it does not answer or refuses.
     """
-    client = QMPClient("agentenv")
-    client.logger.disabled = True  # what goes wrong is raised
     try:
         async with asyncio.timeout(deadline):
-            await client.connect(str(socket))
+            client = await _session(socket)
             try:
                 yield client
             finally:
@@ -35,3 +37,21 @@ async def connected(socket: Path, deadline: float = DEADLINE) -> AsyncGenerator[
             why=str(error) or type(error).__name__,
             code="engine_unresponsive",
         ) from error
+
+
+async def _session(socket: Path) -> QMPClient:
+    tries = 0
+    while True:
+        client = QMPClient("agentenv")
+        client.logger.disabled = True  # what goes wrong is raised
+        try:
+            await client.connect(str(socket))
+            return client
+        except ConnectError as error:
+            tries += 1
+            if tries == TRIES or isinstance(error.exc, OSError):  # nobody listens
+                raise
+        finally:
+            if client.runstate is not Runstate.RUNNING:
+                await client.disconnect()
+        await asyncio.sleep(PAUSE)
