@@ -169,10 +169,6 @@ HOMES: dict[str, tuple[str, str]] = {
     "layer/verify.py": ("tests/integration/layer/test_catalog.py", "asked through the catalog"),
     "layer/tarstream.py": ("tests/unit/layer/test_unpack.py", "asked through its one user"),
     "cli/store_.py": ("tests/integration/cli/test_store.py", "run as the command it is"),
-    "engine/qemu/qmp.py": (
-        "tests/faults/node/test_storage.py",
-        "a guest that stopped at a dead store goes on by it",
-    ),
     "layer/layers.py": (
         "tests/contract/store/test_collection.py",
         "its promises are about a store that others write and collect",
