@@ -12,8 +12,8 @@ from qemu.qmp import ConnectError, QMPClient, QMPError, Runstate
 from agentenv.errors import InfraError
 
 DEADLINE = 10.0  # seconds for a command; QEMU answers between two slices of the guest
-# Once in some thousand sessions the monitor answers the first message with something else, as a
-# second greeting. Nothing was commanded by then: to ask again is safe.
+# A monitor was seen (once, in CI) to answer the first message with what is no answer to it. Nothing
+# was commanded by then: to ask again is safe.
 TRIES = 5
 PAUSE = 0.02  # seconds
 
