@@ -20,16 +20,22 @@ from pathlib import Path
 
 from tests.server import TestServer
 
+from agentenv import _core
+from agentenv.engine.qemu import initrd
 from benchmarks.machine import heading, row, timed
-from benchmarks.peers import busybox, docker_image
+from benchmarks.peers import docker_image
 
 ROUNDS = 10
 DIRTY = (0, 50, 200)  # MB of fresh pages
 TEMPLATE = "bench-peers"
 KERNEL = Path(os.environ.get("AENV_TOOLS", "/opt/agentenv")) / "kernel/vmlinux"
-INIT = """#!/bin/sh
+# Without a rate some boots measure the counter for ever.
+BOOT = "console=ttyS0 quiet no_timer_check tsc_early_khz={khz} tsc=reliable"
+INIT = """#!/bin/busybox sh
 /bin/busybox mount -t devtmpfs none /dev
-/bin/busybox head -c {megabytes}M /dev/urandom > /pages
+/bin/busybox dd if=/dev/urandom of=/one bs=64k count=16
+n=0
+while [ $n -lt {megabytes} ]; do /bin/busybox cat /one >> /pages; n=$((n + 1)); done
 echo FILLED > /dev/ttyS0
 while :; do /bin/busybox sleep 1; done
 """
@@ -113,14 +119,15 @@ class Plain:
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self._folder, self._stack = folder, stack
         self._state = folder / "state"
+        self._khz = _core.tsc_khz(20)
         self._first = self._started()
 
     def _started(self, *more: str) -> Callable[..., dict]:
         control = self._folder / f"qmp-{time.monotonic_ns()}"
         argv = [
-            "qemu-system-x86_64", "-M", "microvm", "-accel", "tcg", "-cpu", "max", "-m", "512M",
+            "qemu-system-x86_64", "-M", "microvm,rtc=on,acpi=on", "-accel", "tcg", "-cpu", "max", "-m", "512M",
             "-kernel", KERNEL, "-initrd", self._folder / "initrd", "-nodefaults", "-display", "none",
-            "-append", "console=ttyS0 quiet", "-serial", f"file:{self._folder}/console",
+            "-append", BOOT.format(khz=self._khz), "-serial", f"file:{self._folder}/console",
             "-qmp", f"unix:{control},server=on,wait=off", *more,
         ]  # fmt: skip
         process = subprocess.Popen(argv, stdin=subprocess.DEVNULL)
@@ -174,19 +181,28 @@ class Plain:
 def _plain(megabytes: int) -> Iterator[Plain]:
     folder = Path(tempfile.mkdtemp(prefix="aenv-bench-qemu-", dir="/var/tmp"))
     try:
-        root = folder / "root"
-        busybox(root)
-        (root / "dev").mkdir()
-        (root / "init").write_text(INIT.format(megabytes=megabytes))
-        (root / "init").chmod(0o755)
-        pack = f"cd {root} && find . | cpio --quiet -o -H newc > {folder}/initrd"
-        subprocess.run(["sh", "-c", pack], check=True)
+        (folder / "initrd").write_bytes(_initrd(INIT.format(megabytes=megabytes)))
         with ExitStack() as stack:
             plain = Plain(folder, stack)
             plain.filled()
             yield plain
     finally:
         shutil.rmtree(folder)
+
+
+def _initrd(init: str) -> bytes:
+    members = [
+        ("dev", initrd.MODE_DIR, b"", (0, 0)),
+        ("dev/console", initrd.MODE_CHAR, b"", (5, 1)),
+        ("bin", initrd.MODE_DIR, b"", (0, 0)),
+        ("bin/busybox", initrd.MODE_FILE, Path("/bin/busybox").read_bytes(), (0, 0)),
+        ("init", initrd.MODE_FILE, init.encode(), (0, 0)),
+        ("TRAILER!!!", 0, b"", (0, 0)),
+    ]
+    return b"".join(
+        initrd.entry(name, mode, data, number, device)
+        for number, (name, mode, data, device) in enumerate(members, 1)
+    )
 
 
 def _quiet(argv: list[str]) -> None:
