@@ -32,6 +32,8 @@ class Raws:
         self._folder = folder
         self._kept: Counter[str] = Counter()
         self._users: dict[str, set[str]] = defaultdict(set)
+        self._opening: set[str] = set()
+        self._pinned: set[tuple[str, str]] = set()
 
     def prepare(self) -> None:
         self._folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
@@ -102,24 +104,32 @@ class Raws:
             await asyncio.to_thread(link_or_copy, path, self.disk(raw))
 
     def use(self, raw: str, holder: str) -> None:
-        """``holder`` may open it by its name, or has it open, until ``release``."""
+        """``holder`` may open it by its name until ``has_open``; it has it open until ``release``."""
         self._users[raw].add(holder)
+        self._opening.add(holder)
 
     def release(self, holder: str) -> None:
+        self._opening.discard(holder)
         for raw in list(self._users):
             self._drop(raw, holder)
 
     def has_open(self, holder: str) -> None:
-        """It has its disks open and needs their names no more."""
+        """It has all open, and needs no names any more: of disks that is all there is to keep, of
+        memories that are pinned, too."""
+        self._opening.discard(holder)
         for raw in list(self._users):
-            if self.disk(raw).exists():
+            if self.disk(raw).exists() or (raw, holder) in self._pinned:
                 self._drop(raw, holder)
 
     def is_pinned(self, raw: str, holder: str) -> None:
-        """The memory that ``holder`` maps is held for it otherwise by now."""
-        self._drop(raw, holder)
+        """The memory that ``holder`` maps, or will, is held for it otherwise by now."""
+        if holder in self._opening:
+            self._pinned.add((raw, holder))
+        else:
+            self._drop(raw, holder)
 
     def _drop(self, raw: str, holder: str) -> None:
+        self._pinned.discard((raw, holder))
         self._users[raw].discard(holder)
         if not self._users[raw]:
             del self._users[raw]

@@ -71,3 +71,16 @@ async def test_what_is_recorded_while_files_are_listed_stays(tmp_path):
         needed.add(made)
     await sweeping
     assert raws.memory(made).exists() and raws.memory("later").exists()
+
+
+async def test_a_memory_that_was_stored_meanwhile_stays_until_its_machine_runs(tmp_path):
+    raws = Raws(tmp_path / "raws")
+    raws.prepare()
+    raws.make_memory("memory", BLOCK)
+    raws.use("memory", "machine")
+    raws.is_pinned("memory", "machine")
+    await raws.sweep(set)
+    assert raws.memory("memory").exists()  # it is about to be opened by its name
+    raws.has_open("machine")
+    await raws.sweep(set)
+    assert not raws.memory("memory").exists()
