@@ -15,10 +15,11 @@ BASE_PACKAGES=(
     iptables musl-tools                 # tests: a host with Docker's rules, an image without glibc
 )
 QEMU_PACKAGES=(qemu-system-x86 qemu-utils)
+GVISOR_PACKAGES=(runsc)
 
 # Set for each release:
 #   CODENAME       the suite that the machine runs
-#   BACKPORTS      suite that QEMU (and what it needs) is installed from, or empty: the own one
+#   BACKPORTS      suite that the engines (and what they need) are installed from, or empty: the own one
 #   BACKPORTED     what may come from it, as apt pin names
 #   KERNEL_SUITES, KERNEL_META   where the guest kernel is downloaded from (>= 6.4 for flat EROFS)
 #   EROFS_SUITE    a release with erofs-utils >= 1.8
@@ -35,7 +36,7 @@ choose_distribution() {
     debian:12)
         CODENAME=bookworm
         BACKPORTS=bookworm-backports
-        BACKPORTED='src:qemu src:seabios src:ipxe src:edk2'
+        BACKPORTED='src:qemu src:seabios src:ipxe src:edk2 runsc'
         KERNEL_SUITES=bookworm-backports KERNEL_META=linux-image-cloud-amd64
         EROFS_SUITE=trixie
         GO_SUITES=trixie-backports
@@ -58,10 +59,12 @@ choose_distribution() {
         # Under /usr/lib/rust-*; earlier ones have a cargo that calls the default rustc.
         RUST_PACKAGES='rustc-1.91 cargo-1.91'
         BASE_PACKAGES+=(ubuntu-keyring)
+        GVISOR_PACKAGES=()  # not in its archive
         ;;
     *)
         fail "$id ${version:-(no version)} is not known to this set-up" \
             "use Debian 12, Debian 13 or Ubuntu 24.04, or add a row to tools/setup/distribution.sh"
         ;;
     esac
+    ENGINE_PACKAGES=("${QEMU_PACKAGES[@]}" "${GVISOR_PACKAGES[@]}")
 }

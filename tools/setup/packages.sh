@@ -8,9 +8,9 @@ GUARD_MARK="AgentENV's set-up: start no service now"
 
 packages_ready() {
     # One query; a package that is half installed does not count.
-    local wanted=("${BASE_PACKAGES[@]}" "${QEMU_PACKAGES[@]}") found
+    local wanted=("${BASE_PACKAGES[@]}" "${ENGINE_PACKAGES[@]}") found
     found=$(dpkg-query -W -f '${db:Status-Status}\n' "${wanted[@]}" 2>/dev/null | grep -c '^installed$')
-    [ "$found" -ge "${#wanted[@]}" ] && qemu_new_enough && entry_current
+    [ "$found" -ge "${#wanted[@]}" ] && qemu_new_enough && gvisor_new_enough && entry_current
 }
 
 # An entry of ours goes when the machine got one of its own for the suite: apt refuses two that
@@ -30,9 +30,17 @@ qemu_new_enough() {
     dpkg --compare-versions "$version" ge 1:8.2
 }
 
+# 2024 brought checkpoints of pages in a file of their own.
+gvisor_new_enough() {
+    local version
+    [ "${#GVISOR_PACKAGES[@]}" -gt 0 ] || return 0
+    version=$(dpkg-query -W -f '${Version}' runsc 2>/dev/null) || return 1
+    dpkg --compare-versions "$version" ge 0.0~2024
+}
+
 packages_step() {
     [ "$(id -u)" = 0 ] || fail "packages are missing and this is not root" \
-        "run as root: make setup (or install: ${BASE_PACKAGES[*]} ${QEMU_PACKAGES[*]})"
+        "run as root: make setup (or install: ${BASE_PACKAGES[*]} ${ENGINE_PACKAGES[*]})"
     say "  packages: reading the machine's package lists"
     [ ! -e "$ENTRY" ] || offer_backports
     apt_update
@@ -42,9 +50,11 @@ packages_step() {
         apt_update
     fi
     say "  packages: installing what is missing"
-    apt_install "${BASE_PACKAGES[@]}" "${QEMU_PACKAGES[@]}"
+    apt_install "${BASE_PACKAGES[@]}" "${ENGINE_PACKAGES[@]}"
     qemu_new_enough || fail "QEMU is older than 8.2: $(apt-cache policy qemu-system-x86 | tr -s ' \n' ' ')" \
         "remove the pin or hold that keeps qemu-system-x86 back"
+    gvisor_new_enough || fail "runsc is older than 2024: $(apt-cache policy runsc | tr -s ' \n' ' ')" \
+        "remove the pin or hold that keeps runsc back"
 }
 
 # Offer the suite, without a say over anything but what we name: a suite that the machine had
@@ -54,7 +64,7 @@ offer_backports() {
     text=$(wanted_entry) ||
         fail "no apt source of this machine offers $CODENAME main" "add one to /etc/apt/sources.list.d"
     {
-        echo "# Written by AgentENV's 'make setup': QEMU comes from $BACKPORTS, nothing else does."
+        echo "# Written by AgentENV's 'make setup': engines come from $BACKPORTS, nothing else does."
         if [ -n "$text" ]; then
             printf 'Package: *\nPin: release n=%s\nPin-Priority: -5\n\n' "$BACKPORTS"
         fi
@@ -104,6 +114,7 @@ missing_of() {
     local name
     for name in "$@"; do
         if [ "$name" = qemu-system-x86 ] && ! qemu_new_enough; then echo "$name"; continue; fi
+        if [ "$name" = runsc ] && ! gvisor_new_enough; then echo "$name"; continue; fi
         [ "$(dpkg-query -W -f '${db:Status-Status}' "$name" 2>/dev/null)" = installed ] || echo "$name"
     done
 }
