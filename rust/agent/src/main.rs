@@ -1,7 +1,7 @@
 //! The guest agent: init of the sandbox, and the in-guest API on TCP 49983.
 //!
 //! - `init`     PID 1: mounts, modules, switch of root; keeps the agent alive, reaps orphans
-//! - `control`  the host's face on virtio-serial: identity, clock, entropy, network, shutdown
+//! - `control`  the host's face on virtio-serial or TCP: identity, clock, entropy, network, shutdown
 //! - `http`     E2B's in-guest protocol: routing, authentication, files, Connect envelopes
 //! - `process`  processes and their streams
 //! - `fs`       metadata and operations on files

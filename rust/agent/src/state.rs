@@ -18,9 +18,23 @@ pub const PORT: u16 = 49983;
 pub struct Kept {
     /// What we were told, as one JSON document in a file in memory.
     pub memory: File,
-    /// The root folders of the writable disk and the image, which no path leads to any more.
+    /// None where the sandbox's kernel is not Linux, and what lies below its root not ours.
+    pub layers: Option<Layers>,
+}
+
+/// The root folders of the writable disk and the image, which no path leads to any more.
+pub struct Layers {
     pub disk: File,
     pub image: File,
+}
+
+impl Layers {
+    pub fn try_clone(&self) -> io::Result<Self> {
+        Ok(Self {
+            disk: self.disk.try_clone()?,
+            image: self.image.try_clone()?,
+        })
+    }
 }
 
 pub struct Agent {
@@ -44,9 +58,16 @@ impl Agent {
         self.numbers.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Whether this is a sandbox's guest, whose clock, names and network are ours to set.
+    /// Whether this is a sandbox's guest, whose names are ours to set.
     pub fn is_guest(&self) -> bool {
         self.kept.is_some()
+    }
+
+    /// Whether it has a kernel of its own, whose clock, randomness and network are ours to set. In
+    /// other guests they are the host's.
+    pub fn is_machine(&self) -> bool {
+        let layers = |kept: &Mutex<Kept>| kept.lock().expect("no holder panics").layers.is_some();
+        self.kept.as_ref().is_some_and(layers)
     }
 
     /// Take a new generation, durable across our own death.
@@ -61,24 +82,22 @@ impl Agent {
         Ok(())
     }
 
-    /// Do `work` with the writable disk. Unsupported: this is no guest.
-    pub fn with_disk(&self, work: impl FnOnce(&File) -> io::Result<()>) -> io::Result<()> {
-        let kept = self.kept.as_ref().ok_or(io::ErrorKind::Unsupported)?;
-        work(&kept.lock().expect("no holder panics").disk)
-    }
-
-    /// The writable disk and the image below it. Unsupported: this is no guest.
-    pub fn layers(&self) -> io::Result<(File, File)> {
+    /// The writable disk and the image below it. Unsupported: this is no machine.
+    pub fn layers(&self) -> io::Result<Layers> {
         let kept = self.kept.as_ref().ok_or(io::ErrorKind::Unsupported)?;
         let kept = kept.lock().expect("no holder panics");
-        Ok((kept.disk.try_clone()?, kept.image.try_clone()?))
+        let layers = kept.layers.as_ref().ok_or(io::ErrorKind::Unsupported)?;
+        layers.try_clone()
     }
 
     /// Nothing that an earlier agent had stopped may stay so: who asked for it got no answer.
     fn go_on(&self) {
         process::prepare();
-        if let Err(error) = self.with_disk(control::thaw) {
-            println!("agentenv-agent: the disk cannot be thawed: {error}");
+        if self.is_machine() {
+            let thawed = self.layers().and_then(|layers| control::thaw(&layers.disk));
+            if let Err(error) = thawed {
+                println!("agentenv-agent: the disk cannot be thawed: {error}");
+            }
         }
         if let Err(error) = self.freezer.release() {
             println!("agentenv-agent: processes cannot be released: {error}");
@@ -119,9 +138,14 @@ pub fn serve(listen: SocketAddr, port: Option<control::Port>, mut kept: Option<K
     let remembered = memory.and_then(control::recall).map(Arc::new);
     // Without a host to initialise us (tests) everything is open from the start.
     let init = remembered.or_else(|| port.is_none().then(Default::default));
+    let without_freezer = kept.as_ref().is_some_and(|kept| kept.layers.is_none());
     let agent = Arc::new(Agent {
         processes: process::Table::default(),
-        freezer: process::Freezer::default(),
+        freezer: if without_freezer {
+            process::Freezer::by_signals()
+        } else {
+            process::Freezer::default()
+        },
         connections: http::connections::Connections::default(),
         watchers: http::watchers::Table::default(),
         numbers: AtomicUsize::new(1),

@@ -89,6 +89,11 @@ pub struct Init {
     pub network: Option<Network>,
     /// Folders to make.
     pub volumes: Vec<String>,
+    /// Where the control face is a TCP port: what the host says first from now on.
+    pub control_key: Option<String>,
+    /// What the guest may write and use, where its kernel does not know.
+    pub disk_bytes: u64,
+    pub memory_bytes: u64,
 }
 
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]

@@ -42,11 +42,11 @@ pub fn initialise(init: Init, agent: &Arc<Agent>) -> Result<Value, Fault> {
         });
     }
     let restored = kind == Kind::Restore;
-    if agent.is_guest() {
+    if agent.is_machine() {
         sys::set_clock(init.time_ns).map_err(fault("clock"))?;
     }
     let clock_error = now_ns() - init.time_ns;
-    let reseeded = agent.is_guest() && reseed(&init, restored)?;
+    let reseeded = agent.is_guest() && (!agent.is_machine() || reseed(&init, restored)?);
     if agent.is_guest() {
         assume(&init, before.as_deref(), agent)?;
     }
@@ -77,9 +77,12 @@ fn reseed(init: &Init, restored: bool) -> Result<bool, Fault> {
 
 fn assume(init: &Init, before: Option<&Init>, agent: &Agent) -> Result<(), Fault> {
     // Whoever starts this generation has what it froze the disk for.
-    agent.with_disk(disk::thaw).map_err(fault("thaw"))?;
+    if agent.is_machine() {
+        let thawed = agent.layers().and_then(|layers| disk::thaw(&layers.disk));
+        thawed.map_err(fault("thaw"))?;
+    }
     identity::assume(init, before);
-    if let Some(wanted) = &init.network {
+    if let Some(wanted) = init.network.as_ref().filter(|_| agent.is_machine()) {
         let before = before.and_then(|before| before.network.as_ref());
         network::configure(wanted, before).map_err(fault("network"))?;
     }
@@ -92,7 +95,7 @@ fn assume(init: &Init, before: Option<&Init>, agent: &Agent) -> Result<(), Fault
 /// Those to the agent, counted as it knows them, and those of user processes.
 fn drop_connections(agent: &Agent) -> usize {
     let ours = agent.connections.drop_all();
-    if !agent.is_guest() {
+    if !agent.is_machine() {
         return ours;
     }
     let others = sockets::end_inherited(PORT).unwrap_or_else(|error| {

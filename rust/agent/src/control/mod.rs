@@ -1,4 +1,5 @@
-//! The host's control face: JSON lines on the virtio-serial port (or, for tests, a unix socket).
+//! The host's control face: JSON lines on the virtio-serial port, or on a TCP port that the host
+//! alone may use (or, for tests, on a unix socket).
 
 mod disk;
 mod generation;
@@ -6,6 +7,7 @@ mod identity;
 mod network;
 mod operations;
 mod sockets;
+mod tcp;
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -20,15 +22,19 @@ use agentenv_wire::{Fault, Outcome, Reply, Request, MAX_LINE};
 pub use disk::thaw;
 pub use operations::stats;
 
+use crate::init::Key;
 use crate::state::Agent;
 use crate::sys;
 
 const PORT_NAME: &str = "agentenv.control";
 
 /// Where the host speaks to us.
+#[derive(Clone)]
 pub enum Port {
     /// The virtio-serial port of that name.
     Serial,
+    /// The TCP port `tcp::PORT`.
+    Tcp(Key),
     /// A socket we listen on.
     Socket(PathBuf),
 }
@@ -43,6 +49,7 @@ impl Port {
 pub fn serve(port: &Port, agent: &Arc<Agent>) {
     let result = match port {
         Port::Serial => serve_serial(agent),
+        Port::Tcp(key) => tcp::serve(key, agent),
         Port::Socket(path) => serve_socket(path, agent),
     };
     if let Err(error) = result {

@@ -1,7 +1,7 @@
 //! What each control operation does.
 
 use std::collections::HashMap;
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -14,6 +14,8 @@ use super::{disk, fault, generation, now_ns};
 use crate::state::Agent;
 use crate::sys;
 
+/// For connections to the in-guest API that a snapshot cuts.
+const CLOSING: Duration = Duration::from_millis(200);
 /// Between SIGTERM and SIGKILL at shutdown.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(2);
 
@@ -26,13 +28,13 @@ pub fn perform(op: Op, agent: &Arc<Agent>) -> Result<Value, Fault> {
             sys::set_clock(clock.time_ns).map_err(fault("clock"))?;
             Ok(json!({"clock_error_ns": now_ns() - clock.time_ns}))
         }
-        Op::Stats(_) => Ok(stats()),
+        Op::Stats(_) => Ok(stats(agent)),
         Op::Sync(_) => {
             sys::sync();
             Ok(json!({}))
         }
-        Op::Freeze(_) => done(agent.with_disk(disk::freeze), "freeze"),
-        Op::Thaw(_) => done(agent.with_disk(disk::thaw), "thaw"),
+        Op::Freeze(_) => with_disk(agent, disk::freeze, "freeze"),
+        Op::Thaw(_) => with_disk(agent, disk::thaw, "thaw"),
         Op::Suspend(args) => suspend(agent, Duration::from_millis(args.deadline_ms)),
         Op::Release(_) => {
             let processes = agent.freezer.release().map_err(fault("release"))?;
@@ -45,12 +47,22 @@ pub fn perform(op: Op, agent: &Arc<Agent>) -> Result<Value, Fault> {
     }
 }
 
-fn done(result: io::Result<()>, code: &'static str) -> Result<Value, Fault> {
-    result.map(|()| json!({})).map_err(fault(code))
+fn with_disk(
+    agent: &Agent,
+    work: fn(&File) -> io::Result<()>,
+    code: &'static str,
+) -> Result<Value, Fault> {
+    let done = agent.layers().and_then(|layers| work(&layers.disk));
+    done.map(|()| json!({})).map_err(fault(code))
 }
 
 fn suspend(agent: &Agent, patience: Duration) -> Result<Value, Fault> {
     let done = agent.freezer.suspend(patience).map_err(fault("suspend"))?;
+    if agent.is_guest() && !agent.is_machine() {
+        // gVisor restores our runtime deaf if it had connections: they end here and in the copy.
+        agent.connections.drop_all();
+        agent.connections.wait_closed(CLOSING);
+    }
     Ok(json!({"frozen": done.all, "processes": done.processes}))
 }
 
@@ -68,19 +80,26 @@ fn hello(agent: &Agent) -> Value {
 }
 
 /// Figures of the whole guest: times in seconds, sizes in bytes.
-pub fn stats() -> Value {
+pub fn stats(agent: &Agent) -> Value {
     let memory = meminfo();
     let field = |name: &str| memory.get(name).copied().unwrap_or(0);
     let (disk_total, disk_free) = sys::disk_space(Path::new("/")).unwrap_or((0, 0));
+    let (mut memory_total, mut disk_size) = (field("MemTotal"), disk_total);
+    if let Some(init) = agent
+        .init()
+        .filter(|_| agent.is_guest() && !agent.is_machine())
+    {
+        (memory_total, disk_size) = (init.memory_bytes, init.disk_bytes);
+    }
     let (busy, total) = cpu_times();
     json!({
         "cpu_count": std::thread::available_parallelism().map_or(1, usize::from),
         "cpu_busy_s": busy,
         "cpu_total_s": total,
-        "mem_total": field("MemTotal"),
+        "mem_total": memory_total,
         "mem_used": field("MemTotal").saturating_sub(field("MemAvailable")),
         "mem_cache": field("Cached"),
-        "disk_total": disk_total,
+        "disk_total": disk_size,
         "disk_used": disk_total.saturating_sub(disk_free),
     })
 }

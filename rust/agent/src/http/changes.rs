@@ -14,12 +14,12 @@ use super::archive::{permit, Out, CHUNK, QUEUE};
 use super::connect::channel_body;
 use super::{error, query, Answer};
 use crate::fs::changes::Walk;
-use crate::state::Agent;
+use crate::state::{Agent, Layers};
 
 /// With `digests=true` each file has its SHA-256, which takes as long as to read them all.
 pub async fn get(agent: &Agent, request: &Request<Incoming>) -> Answer {
     let digests = query(request, "digests").is_some_and(|value| value == "true");
-    let (disk, image) = match agent.layers() {
+    let Layers { disk, image } = match agent.layers() {
         Ok(layers) => layers,
         Err(failure) => return error(StatusCode::NOT_IMPLEMENTED, &failure.to_string()),
     };

@@ -3,8 +3,11 @@
 
 use std::future::Future;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
+
+const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
 #[derive(Default)]
 pub struct Connections {
@@ -37,6 +40,14 @@ impl Connections {
                 _ = life.changed() => {}
                 () = work => {}
             }
+        }
+    }
+
+    /// Wait until all are closed, but no longer than `patience`. Blocking.
+    pub fn wait_closed(&self, patience: Duration) {
+        let deadline = Instant::now() + patience;
+        while self.open.load(Ordering::Relaxed) > 0 && Instant::now() < deadline {
+            std::thread::sleep(LOOK_AGAIN);
         }
     }
 

@@ -95,7 +95,7 @@ async fn answer(agent: Arc<Agent>, request: Request<Incoming>) -> Result<Answer,
         (&Method::POST, "/archive") => archive::post(&agent, request).await,
         (&Method::GET, "/changes") => changes::get(&agent, &request).await,
         (&Method::GET, "/tcp") => tunnel::open(agent, request).await,
-        (&Method::GET, "/metrics") => json_answer(StatusCode::OK, &metrics().await),
+        (&Method::GET, "/metrics") => json_answer(StatusCode::OK, &metrics(&agent).await),
         (&Method::GET, "/envs") => {
             let env = agent
                 .init()
@@ -152,10 +152,10 @@ pub async fn settle(request: Request<Incoming>, mut answer: Answer) -> Answer {
 }
 
 /// `GET /metrics` (E2B.md §2.3); the CPU share is over a short span, for want of a history.
-async fn metrics() -> Value {
-    let before = control::stats();
+async fn metrics(agent: &Agent) -> Value {
+    let before = control::stats(agent);
     tokio::time::sleep(std::time::Duration::from_millis(100)).await;
-    let now = control::stats();
+    let now = control::stats(agent);
     let delta =
         |name: &str| now[name].as_f64().unwrap_or(0.0) - before[name].as_f64().unwrap_or(0.0);
     let total = delta("cpu_total_s");

@@ -1,5 +1,6 @@
 //! PID 1: brings the machine up, keeps the agent alive, reaps orphans. Single-threaded throughout.
 
+mod container;
 mod modules;
 mod mounts;
 
@@ -8,6 +9,8 @@ use std::time::{Duration, Instant};
 
 use crate::{control, state, sys};
 
+pub use container::Key;
+
 /// An agent that ends sooner than this after its start has crashed at its start.
 const QUICK_DEATH: Duration = Duration::from_secs(2);
 /// Quick deaths in a row after which the sandbox is given up.
@@ -15,39 +18,43 @@ const MAX_QUICK_DEATHS: u32 = 5;
 
 /// Never returns: a fatal error is said on the console and ends the machine.
 pub fn run() -> ! {
-    match bring_up() {
-        Ok(root) => keep_agent(root),
+    let (port, layers) = match bring_up() {
+        Ok(ready) => ready,
         Err(message) => give_up(&message),
-    }
+    };
+    keep_agent(&port, layers)
 }
 
-/// What the root of a machine that is ready consists of.
-fn bring_up() -> Result<mounts::Root, String> {
+/// Where the host speaks to us, and what the root of a machine of our own consists of.
+fn bring_up() -> Result<(control::Port, Option<state::Layers>), String> {
+    if let Some(key) = Key::given() {
+        container::bring_up()?;
+        return Ok((control::Port::Tcp(key), None));
+    }
     mounts::early()?;
     modules::load_all()?;
-    let root = mounts::root()?;
+    let layers = mounts::root()?;
     mounts::system();
-    Ok(root)
+    Ok((control::Port::Serial, Some(layers)))
 }
 
 /// Run the agent as a child, anew whenever it dies.
-fn keep_agent(root: mounts::Root) -> ! {
+fn keep_agent(port: &control::Port, layers: Option<state::Layers>) -> ! {
     let memory = match sys::memfd("agentenv-init") {
         Ok(memory) => memory.into(),
         Err(error) => give_up(&format!("no memory for the agent's state: {error}")),
     };
-    let mounts::Root { disk, image } = root;
-    let kept = state::Kept {
-        memory,
-        disk,
-        image,
-    };
+    let kept = state::Kept { memory, layers };
     let mut quick_deaths = 0;
     loop {
         let begun = Instant::now();
         match sys::fork() {
-            Ok(None) => agent(&kept),
-            Ok(Some(pid)) => reap_until(pid),
+            Ok(None) => agent(port, &kept),
+            Ok(Some(pid)) => {
+                if reap_until(pid) == Some(sys::POWERED_OFF) {
+                    sys::power_off();
+                }
+            }
             Err(error) => give_up(&format!("the agent cannot be started: {error}")),
         }
         quick_deaths = if begun.elapsed() < QUICK_DEATH {
@@ -62,31 +69,33 @@ fn keep_agent(root: mounts::Root) -> ! {
     }
 }
 
-fn agent(kept: &state::Kept) -> ! {
+fn agent(port: &control::Port, kept: &state::Kept) -> ! {
     // The guest's memory killer must take a task's processes, not the way to reach them.
     let _ = std::fs::write("/proc/self/oom_score_adj", "-1000");
     let listen = std::net::SocketAddr::from(([0, 0, 0, 0], state::PORT));
     match copy(kept) {
-        Ok(kept) => state::serve(listen, Some(control::Port::Serial), Some(kept)),
+        Ok(kept) => state::serve(listen, Some(port.clone()), Some(kept)),
         Err(error) => println!("agentenv-agent: what init keeps cannot be had: {error}"),
     }
     std::process::exit(1)
 }
 
 fn copy(kept: &state::Kept) -> io::Result<state::Kept> {
+    let layers = kept.layers.as_ref().map(state::Layers::try_clone);
     Ok(state::Kept {
         memory: kept.memory.try_clone()?,
-        disk: kept.disk.try_clone()?,
-        image: kept.image.try_clone()?,
+        layers: layers.transpose()?,
     })
 }
 
-fn reap_until(agent: libc::pid_t) {
-    while let Ok(pid) = sys::wait_any() {
+/// The agent's exit code; None: a signal ended it.
+fn reap_until(agent: libc::pid_t) -> Option<libc::c_int> {
+    while let Ok((pid, code)) = sys::wait_any() {
         if pid == agent {
-            return;
+            return code;
         }
     }
+    None
 }
 
 fn give_up(message: &str) -> ! {

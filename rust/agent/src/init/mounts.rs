@@ -5,6 +5,7 @@ use std::os::unix::fs::{symlink, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use crate::state::Layers;
 use crate::sys;
 
 const NODEV_NOEXEC_NOSUID: u64 = libc::MS_NODEV | libc::MS_NOEXEC | libc::MS_NOSUID;
@@ -30,14 +31,8 @@ pub fn early() -> Result<(), String> {
     mount("sysfs", "/sys", "sysfs", NODEV_NOEXEC_NOSUID, "")
 }
 
-/// The layers of the root, which are out of reach once we have moved into it.
-pub struct Root {
-    pub disk: File,
-    pub image: File,
-}
-
-/// Assemble the root and move into it.
-pub fn root() -> Result<Root, String> {
+/// Assemble the root and move into it; its layers, which are out of reach then.
+pub fn root() -> Result<Layers, String> {
     for path in ["/image", "/disk", "/root"] {
         folder(path)?;
     }
@@ -46,7 +41,7 @@ pub fn root() -> Result<Root, String> {
     // The blank disk is all zeroes: nothing is left for the kernel to initialise by and by.
     mount(&disk, "/disk", "ext4", libc::MS_NOATIME, "noinit_itable")?;
     let open = |path: &str| File::open(path).map_err(|error| format!("{path}: {error}"));
-    let kept = Root {
+    let kept = Layers {
         disk: open("/disk")?,
         image: open("/image")?,
     };
@@ -120,6 +115,11 @@ pub fn system() {
     }
     // A watch is an inotify instance; the kernel's default of 128 is for all of root's.
     let _ = fs::write("/proc/sys/fs/inotify/max_user_instances", "8192");
+    shared();
+}
+
+/// What of it every sandbox needs, whoever mounted its file systems.
+pub fn shared() {
     shared_tmp("/tmp");
     shared_tmp("/var/tmp");
     for (link, target) in [

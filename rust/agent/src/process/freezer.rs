@@ -1,4 +1,4 @@
-//! Stopping all processes of users, and letting them go on: the cgroup freezer.
+//! Stopping all processes of users, and letting them go on: the cgroup freezer, else signals.
 //!
 //! A process stops before it runs its own code again, wherever it is; one that sleeps in the kernel
 //! and cannot be woken counts as running until it comes back, and stops then.
@@ -6,11 +6,13 @@
 use std::fs::{self, File};
 use std::io::{self, Read, Seek};
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 
 use super::group::{members_of, PARENT, ROOT, ROUNDS};
+use super::halt::Halted;
 use crate::sys;
 
 /// For those that root in the guest took out of every group.
@@ -22,24 +24,34 @@ const LOOK_AGAIN: Duration = Duration::from_millis(1);
 #[derive(Default)]
 pub struct Freezer {
     suspended: watch::Sender<bool>,
+    /// In a sandbox whose kernel has no freezer.
+    halted: Option<Mutex<Halted>>,
 }
 
 /// What a suspension came to.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Suspended {
-    /// False: some are still on their way, or the guest has no cgroup2.
+    /// False: some are still on their way, or there is no way to stop them.
     pub all: bool,
     pub processes: usize,
 }
 
 impl Freezer {
+    /// One that signals every process there is; some may be stopped by an earlier agent.
+    pub fn by_signals() -> Self {
+        Self {
+            halted: Some(Mutex::new(Halted::found())),
+            ..Self::default()
+        }
+    }
+
     pub fn is_suspended(&self) -> bool {
         *self.suspended.borrow()
     }
 
     /// Whether no process of a user runs its own code: suspended, and there is a freezer.
     pub fn holds(&self) -> bool {
-        self.is_suspended() && Path::new(PARENT).exists()
+        self.is_suspended() && (self.halted.is_some() || Path::new(PARENT).exists())
     }
 
     /// Do `start`, which starts a process, as soon as processes may run: one that was started in a
@@ -61,13 +73,21 @@ impl Freezer {
     /// Stop them all, waiting `patience` for the last. Blocking.
     pub fn suspend(&self, patience: Duration) -> io::Result<Suspended> {
         self.suspended.send_replace(true);
+        let deadline = Instant::now() + patience;
+        if let Some(halted) = &self.halted {
+            let mut halted = halted.lock().expect("no holder panics");
+            halted.stop()?;
+            return Ok(Suspended {
+                all: halted.wait(deadline),
+                processes: halted.count(),
+            });
+        }
         if !Path::new(PARENT).exists() {
             return Ok(Suspended {
                 all: false,
                 processes: 0,
             });
         }
-        let deadline = Instant::now() + patience;
         gather_strays();
         let groups = groups();
         for group in &groups {
@@ -85,6 +105,13 @@ impl Freezer {
 
     /// Let them go on; how many there are. Also right if none was stopped.
     pub fn release(&self) -> io::Result<usize> {
+        if let Some(halted) = &self.halted {
+            let mut halted = halted.lock().expect("no holder panics");
+            let processes = halted.count();
+            halted.go_on()?;
+            self.suspended.send_replace(false);
+            return Ok(processes);
+        }
         let groups = groups();
         let processes = count(&groups);
         for group in &groups {

@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use crate::state::Agent;
@@ -129,12 +130,7 @@ pub(super) fn members_of(folder: &Path) -> Vec<libc::pid_t> {
 
 /// The leader, those of its session, and whoever descends from one of them.
 fn tree_of(leader: libc::pid_t) -> HashSet<libc::pid_t> {
-    let all: Vec<Kin> = fs::read_dir("/proc")
-        .into_iter()
-        .flatten()
-        .flatten()
-        .filter_map(|entry| Kin::read(&entry.path()))
-        .collect();
+    let all: Vec<Kin> = Kin::all().collect();
     let mut found: HashSet<_> = all
         .iter()
         .filter(|kin| kin.pid == leader || kin.session == leader)
@@ -153,13 +149,29 @@ fn tree_of(leader: libc::pid_t) -> HashSet<libc::pid_t> {
 }
 
 /// Whose a process is, from /proc/PID/stat.
-struct Kin {
-    pid: libc::pid_t,
-    parent: libc::pid_t,
+pub(super) struct Kin {
+    pub(super) pid: libc::pid_t,
+    pub(super) parent: libc::pid_t,
     session: libc::pid_t,
+    state: char,
 }
 
 impl Kin {
+    pub(super) fn all() -> impl Iterator<Item = Self> {
+        let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+        // `thread-self` would give a thread of ours, of which nobody else knows.
+        let processes = entries.filter(|entry| entry.file_name().as_bytes()[0].is_ascii_digit());
+        processes.filter_map(|entry| Self::read(&entry.path()))
+    }
+
+    pub(super) fn is_stopped(&self) -> bool {
+        matches!(self.state, 'T' | 't')
+    }
+
+    pub(super) fn is_dead(&self) -> bool {
+        matches!(self.state, 'Z' | 'X')
+    }
+
     fn read(folder: &Path) -> Option<Self> {
         let mut text = String::new();
         io::Read::read_to_string(&mut File::open(folder.join("stat")).ok()?, &mut text).ok()?;
@@ -167,11 +179,12 @@ impl Kin {
     }
 
     /// `pid (name) state ppid pgrp session ...`; the name may hold spaces and parentheses.
-    fn parse(text: &str) -> Option<Self> {
+    pub(super) fn parse(text: &str) -> Option<Self> {
         let (pid, rest) = text.split_once(" (")?;
-        let mut fields = rest.rsplit_once(") ")?.1.split(' ').skip(1);
+        let mut fields = rest.rsplit_once(") ")?.1.split(' ');
         Some(Self {
             pid: pid.parse().ok()?,
+            state: fields.next()?.chars().next()?,
             parent: fields.next()?.parse().ok()?,
             session: fields.nth(1)?.parse().ok()?,
         })
@@ -186,6 +199,8 @@ mod tests {
     fn kin_is_read_whatever_the_name() {
         let kin = Kin::parse("42 (a) b (c) S 7 40 41 0 -1").unwrap();
         assert_eq!((kin.pid, kin.parent, kin.session), (42, 7, 41));
+        assert!(!kin.is_stopped() && !kin.is_dead());
+        assert!(Kin::parse("7 (x) T 1 1 1").unwrap().is_stopped());
         assert!(Kin::parse("42 (a").is_none());
     }
 }

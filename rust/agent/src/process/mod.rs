@@ -2,6 +2,7 @@
 
 mod freezer;
 mod group;
+mod halt;
 mod output;
 mod spawn;
 mod terminal;

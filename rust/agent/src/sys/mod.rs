@@ -72,10 +72,30 @@ pub fn fork() -> io::Result<Option<libc::pid_t>> {
     Ok((pid != 0).then_some(pid))
 }
 
-/// Wait for any child to end; its pid.
-pub fn wait_any() -> io::Result<libc::pid_t> {
-    // SAFETY: a null status pointer is allowed.
-    checked(unsafe { libc::waitpid(-1, std::ptr::null_mut(), 0) })
+/// Wait for any child to end; its pid and exit code, None if a signal ended it.
+pub fn wait_any() -> io::Result<(libc::pid_t, Option<libc::c_int>)> {
+    let mut status = 0;
+    // SAFETY: `status` is ours to be filled.
+    let pid = checked(unsafe { libc::waitpid(-1, &mut status, 0) })?;
+    Ok((
+        pid,
+        libc::WIFEXITED(status).then(|| libc::WEXITSTATUS(status)),
+    ))
+}
+
+/// Become the program at `path` with these words and our environment; returns only to say why not.
+pub fn run_as(path: &Path, words: &[&str]) -> io::Error {
+    use std::os::unix::process::CommandExt;
+    std::process::Command::new(path)
+        .args(words.iter().skip(1))
+        .exec()
+}
+
+/// Detach what is mounted at `path`.
+pub fn unmount(path: &str) -> io::Result<()> {
+    let path = c_string(OsStr::new(path))?;
+    // SAFETY: `path` is NUL-terminated.
+    checked(unsafe { libc::umount2(path.as_ptr(), libc::MNT_DETACH) }).map(drop)
 }
 
 pub fn kill(pid: libc::pid_t, signal: libc::c_int) -> io::Result<()> {
@@ -83,14 +103,19 @@ pub fn kill(pid: libc::pid_t, signal: libc::c_int) -> io::Result<()> {
     checked(unsafe { libc::kill(pid, signal) }).map(drop)
 }
 
-/// sync, then restart the machine; QEMU runs with -no-reboot, so it ends.
+/// How the agent tells init to end the machine where it cannot do that itself.
+pub const POWERED_OFF: libc::c_int = 77;
+
+/// sync, then restart the machine; QEMU runs with -no-reboot, so it ends. A sandbox that is no
+/// machine ends with its first process.
 pub fn power_off() -> ! {
+    let first = std::process::id() == 1;
     // SAFETY: both take no pointers; reboot does not return on success.
     unsafe {
         libc::sync();
         libc::reboot(libc::RB_AUTOBOOT);
     }
-    std::process::exit(1)
+    std::process::exit(if first { 0 } else { POWERED_OFF })
 }
 
 pub fn sync() {
