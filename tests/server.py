@@ -22,6 +22,8 @@ from tests.leaks import nothing_left
 
 ROOT = Path(__file__).parents[1]
 AENV = (str(Path(sys.executable).with_name("aenv")),)
+# Of the suite's own environment; AENV_ENGINE has any suite run on that engine.
+KEPT = ("AENV_TOOLS", "AENV_BIN_DIR", "AENV_ENGINE")
 BASE_IMAGE = "debootstrap:bookworm+python3,procps"
 START_DEADLINE = 60.0
 
@@ -151,7 +153,7 @@ class TestServer:
 
     def _env(self) -> dict[str, str]:
         kept = {k: v for k, v in os.environ.items() if not k.startswith("AENV_")}
-        kept |= {k: v for k, v in os.environ.items() if k in ("AENV_TOOLS", "AENV_BIN_DIR")}
+        kept |= {k: v for k, v in os.environ.items() if k in KEPT}
         return {**kept, **self.environ}
 
 
@@ -169,9 +171,9 @@ def serving_base(parent: Path):
 
 
 @contextmanager
-def serving_copy(parent: Path, of: TestServer):
+def serving_copy(parent: Path, of: TestServer, **environ: str):
     """A server of the suite's own, to kill and fill, on a copy of another's images."""
-    running = TestServer(new_home(parent))
+    running = TestServer(new_home(parent), environ=environ)
     # The cache is sparse, its copy would not be, and layers of memory are large.
     unwanted = shutil.ignore_patterns("sandboxes", "snapshots", "cache", "*.lock")
     shutil.copytree(of.home, running.home, ignore=unwanted)

@@ -136,6 +136,30 @@ HOMES: dict[str, tuple[str, str]] = {
         "tests/integration/cli/test_running.py",
         "needs a machine: tested through the whole",
     ),
+    "engine/gvisor/control.py": (
+        "tests/integration/gvisor/test_sandboxes.py",
+        "needs a sandbox: tested through the whole",
+    ),
+    "engine/gvisor/engine.py": (
+        "tests/integration/gvisor/test_sandboxes.py",
+        "needs a sandbox: tested through the whole",
+    ),
+    "engine/gvisor/machine.py": (
+        "tests/integration/gvisor/test_sandboxes.py",
+        "needs a sandbox: tested through the whole",
+    ),
+    "engine/gvisor/roots.py": (
+        "tests/integration/gvisor/test_sandboxes.py",
+        "needs a sandbox: tested through the whole",
+    ),
+    "engine/gvisor/upper.py": (
+        "tests/integration/gvisor/test_sandboxes.py",
+        "needs a sandbox: tested through the whole",
+    ),
+    "engine/process.py": (
+        "tests/faults/node/test_crashes.py",
+        "its promises are about crashes",
+    ),
     "engine/qemu/disk.py": (
         "tests/integration/node/test_sandboxes.py",
         "needs a machine: tested through the whole",

@@ -20,7 +20,7 @@ from agentenv.errors import UserError
 DEFAULT_HOME = Path("/var/lib/agentenv")
 # Where a home that is not on its own folder remembers its store, for every verb.
 STORE_NOTE = "store-url"
-ENGINES = ("auto", "qemu")
+ENGINES = ("auto", "qemu", "gvisor")
 MOST_BYTES = 1 << 60
 
 
@@ -50,8 +50,8 @@ class Config:
     peers: tuple[str, ...] = _key((), "http://HOST:PORT", "nodes asked for chunks before the store")
     peer_listen: str = _key("", "HOST:PORT", "empty: no node is answered; needs peer_token")
     peer_token: str = _key("", "file", "the secret that nodes of one cluster share")
-    engine: str = _key("auto", "auto|qemu", "KVM where it works, else emulation")
-    vcpus: int = _key(0, "CPUs, 0: 2 with KVM, 1 without", "emulated CPUs share the host's cores")
+    engine: str = _key("auto", "auto|qemu|gvisor", "auto: qemu, with KVM where it works")
+    vcpus: int = _key(0, "CPUs, 0: 1 if emulated, else 2", "emulated CPUs share the host's cores")
     memory_mib: int = _key(512, "MiB", "fits a shell, Python and a test run")
     disk_mib: int = _key(8192, "MiB", "thin: only written blocks take space on the host")
     sandbox_timeout: int = _key(300, "seconds", "what E2B's SDK sends when the user sets nothing")

@@ -26,7 +26,7 @@ class Attachment:
     """Where the guest's network device plugs in, and the addresses the guest configures.
 
     ``netns`` is the path of the network namespace holding ``tap``; ``address``
-    is in CIDR form; ``mac`` is the guest's.
+    is in CIDR form; ``mac`` is the guest's, ``host_mac`` that of ``tap``.
     """
 
     netns: Path
@@ -36,6 +36,7 @@ class Attachment:
     gateway: str
     dns: tuple[str, ...]
     mtu: int = 1500
+    host_mac: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,7 @@ class MachineSpec:
     gid: int
     cgroup: str
     limits: Limits
+    disk_mib: int = 0
     kernel_args: tuple[str, ...] = ()
     disk_below: tuple[Path, ...] = ()
 
@@ -86,11 +88,12 @@ class Suspended:
     """What a machine was when it was saved, apart from its disk.
 
     ``state`` is the engine's own. ``memory_map`` says which bytes of which files its memory
-    consists of (`rust/map`).
+    consists of (`rust/map`), ``memory`` are those files, lowest first.
     """
 
     state: bytes
     memory_map: bytes
+    memory: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,8 +234,33 @@ class Capabilities:
     notes: tuple[str, ...] = field(default=())
 
 
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What others must know of an engine before they make a machine.
+
+    ``one_root``: the root is wanted as one file, not as segments. ``layered``: the writable disk
+    is a thing of its own, and memory is saved as what changed since the machine was restored; an
+    engine that is not saves all it has as one file. ``waits``: ``ready`` needs no root.
+    ``disk_name`` is that of a machine's writable disk. ``overhead`` is what the engine itself may
+    take, in bytes; ``pids`` its threads. ``bounds_cpus``: it sees to it itself that a guest has no
+    more CPUs than it was given.
+    """
+
+    name: str
+    one_root: bool
+    layered: bool
+    waits: bool
+    bounds_cpus: bool
+    disk_name: str
+    overhead: int
+    pids: int = 512
+
+
 class Engine(Protocol):
-    """Boots machines. Implementations: ``engine.qemu`` (``engine.gvisor`` follows)."""
+    """Boots machines. Implementations: ``engine.qemu``, ``engine.gvisor``."""
+
+    @property
+    def traits(self) -> Traits: ...
 
     async def capabilities(self) -> Capabilities: ...
 
@@ -263,4 +291,8 @@ class Engine(Protocol):
 
     async def sweep(self, keep: set[str]) -> None:
         """End machines of this node whose sandbox is not in ``keep``, with all they hold."""
+        ...
+
+    async def leave(self) -> None:
+        """No machine runs any more: take away what serves them outside the home."""
         ...

@@ -180,6 +180,13 @@ def forward_policy(chains: str, legacy: str = "") -> str:
     return "drop" if re.search(r"^-P FORWARD DROP", legacy, re.MULTILINE) else "accept"
 
 
+def cpu_model() -> str:
+    """Empty where the kernel does not tell."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    found = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(found, "")
+
+
 def read_kernel(root: Path = Path("/")) -> Kernel:
     """Reads ``/proc`` and ``/sys``; a file that this kernel lacks counts as its zero."""
 

@@ -92,6 +92,9 @@ class ProcessSpec:
     if it ends soon, with the same descriptors. The launcher keeps these open until it forgets the
     name; the program must leave them at 3, 4, … so that a launcher that was killed itself can
     take them back. ``AENV_RESTARTS`` in its environment counts: 0 at the first start.
+
+    ``pid_file``: the program is a starter, which ends with 0 when it has left the pid of the
+    process that the name stands for in this file.
     """
 
     name: str
@@ -104,6 +107,7 @@ class ProcessSpec:
     netns: Path | None = None
     cgroups: tuple[Path, ...] = ()
     restart: bool = False
+    pid_file: Path | None = None
 
 
 def spec_to_json(spec: ProcessSpec) -> dict[str, Any]:
@@ -117,6 +121,7 @@ def spec_from_json(raw: dict[str, Any]) -> ProcessSpec:
         "log": Path(raw["log"]),
         "netns": Path(raw["netns"]) if raw["netns"] else None,
         "cgroups": tuple(Path(item) for item in raw["cgroups"]),
+        "pid_file": Path(raw["pid_file"]) if raw["pid_file"] else None,
     }
     return ProcessSpec(**values)
 
@@ -152,7 +157,8 @@ class Launcher(Protocol):
     async def launch(self, spec: ProcessSpec, fds: Sequence[int] = ()) -> ProcessStatus:
         """Start; ``fds`` become 3, 4, … in the child. Raises Conflict if ``name`` runs already,
         InfraError if the program cannot be started. Without ``fds``, a ``restart`` process gets
-        those that are kept of its stopped predecessor."""
+        those that are kept of its stopped predecessor. One with a ``pid_file`` has been started
+        by its starter when this returns, or has ended with the starter's status."""
         ...
 
     async def status(self, name: str) -> ProcessStatus | None: ...

@@ -82,6 +82,7 @@ class Supervisor:
         self._ended: dict[str, asyncio.Event] = {}
         self._children: dict[int, str] = {}
         self._kept: dict[str, Kept] = {}
+        self._starters: dict[int, tuple[Path, asyncio.Event]] = {}
 
     def load(self) -> None:
         """Find the processes of an earlier supervisor again."""
@@ -136,6 +137,8 @@ class Supervisor:
             ) from error
         child.returncode = 0  # reaped by us: Popen must not wait for it
         self._children[child.pid] = spec.name
+        if spec.pid_file:
+            self._starters[child.pid] = spec.pid_file, asyncio.Event()
         return ProcessStatus(spec.name, child.pid, start_time(child.pid) or 0, restarts=restarts)
 
     def _keep(self, spec: ProcessSpec, fds: list[int]) -> None:
@@ -172,7 +175,25 @@ class Supervisor:
                 return
             name = self._children.pop(pid, None)
             if name is not None and (status := self._known.get(name)) and status.pid == pid:
-                self._finish(replace(status, exit_status=os.waitstatus_to_exitcode(raw)))
+                self._has_ended(replace(status, exit_status=os.waitstatus_to_exitcode(raw)))
+
+    def _has_ended(self, status: ProcessStatus) -> None:
+        pid_file, started = self._starters.pop(status.pid, (None, None))
+        if pid_file and status.exit_status == 0 and (follower := _left_by(pid_file)):
+            pid, begun = follower
+            self._children[pid] = status.name
+            self._remember(ProcessStatus(status.name, pid, begun))
+        else:
+            self._finish(status)
+        if started:
+            started.set()
+
+    async def started(self, status: ProcessStatus) -> ProcessStatus:
+        """What became of it once its starter, if it has one, has ended."""
+        _, started = self._starters.get(status.pid, (None, None))
+        if started:
+            await started.wait()
+        return self._known.get(status.name, status)
 
     def signal(self, name: str, number: int) -> None:
         status = self._known.get(name)
@@ -271,6 +292,15 @@ class Supervisor:
         return self.records / (name.replace("/", "@") + ".spec")
 
 
+def _left_by(pid_file: Path) -> tuple[int, int] | None:
+    """Pid and start of the process that a starter left; None if there is none."""
+    with contextlib.suppress(OSError, ValueError):
+        pid = int(pid_file.read_text())
+        if begun := start_time(pid):
+            return pid, begun
+    return None
+
+
 @contextlib.contextmanager
 def _pidfd(pid: int):
     fd = os.pidfd_open(pid)
@@ -284,7 +314,8 @@ async def answer(supervisor: Supervisor, request: dict[str, Any], fds: list[int]
     """One request to its result, as plain JSON values."""
     match request:
         case {"op": "launch"}:
-            return asdict(supervisor.launch(spec_from_json(request["spec"]), fds))
+            status = supervisor.launch(spec_from_json(request["spec"]), fds)
+            return asdict(await supervisor.started(status))
         case {"op": "status", "name": str(name)}:
             status = supervisor.status(name)
             return asdict(status) if status else None

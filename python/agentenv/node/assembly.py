@@ -11,11 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from agentenv.config import Config
+from agentenv.engine.gvisor.engine import Files as GvisorFiles
+from agentenv.engine.gvisor.engine import GvisorEngine
 from agentenv.engine.qemu import disk, initrd, probe
 from agentenv.engine.qemu.engine import Files, QemuEngine, version_of
 from agentenv.errors import Conflict, InfraError, UserError
 from agentenv.host import netns
 from agentenv.host.cgroup import Cgroups
+from agentenv.host.process import Launcher
 from agentenv.host.supervised import SupervisedLauncher
 from agentenv.host.tools import Tools
 from agentenv.layer.blockd import BlockServerOptions
@@ -43,6 +46,23 @@ def engine_files(config: Config, tools: Tools) -> Files:
     )
 
 
+def make_engine(
+    config: Config, tools: Tools, launcher: Launcher, cgroups: Cgroups
+) -> QemuEngine | GvisorEngine:
+    """The engine that the configuration names. Raises MissingTool, UserError (``path_closed``)."""
+    if config.engine == "gvisor":
+        files = GvisorFiles(
+            runsc=tools.find("runsc"),
+            agent=tools.binary("agentenv-agent"),
+            roots=config.runtime_dir / "roots",
+        )
+        return GvisorEngine(files, launcher, cgroups)
+    files = engine_files(config, tools)
+    for path in (config.home, files.qemu, files.kernel.image, files.map):
+        must_be_passable(path)
+    return QemuEngine(files, launcher, cgroups, netns.open_tap)
+
+
 def must_be_passable(path: Path) -> None:
     """Engines run as users of their own, who must reach what they read.
 
@@ -66,13 +86,12 @@ async def open_node(config: Config, *, serve: bool = True) -> AsyncGenerator[Nod
     InfraError.
     """
     tools = Tools.from_environ()
-    files = engine_files(config, tools)
-    for path in (config.home, files.qemu, files.kernel.image, files.map):
-        must_be_passable(path)
     folders = Folders(
         config.home / "sandboxes", config.home / "engine", config.runtime_dir / "sandboxes"
     )
     launcher = SupervisedLauncher(config.runtime_dir / "supervisor.sock")
+    cgroups = Cgroups(f"agentenv/{config.tag}")
+    engine = make_engine(config, tools, launcher, cgroups)
     data_plane = DataPlane(
         DataPlaneConfig(
             tools.binary("agentenv-edge"),
@@ -112,8 +131,6 @@ async def open_node(config: Config, *, serve: bool = True) -> AsyncGenerator[Nod
         config.runtime_dir / "blocks",
         launcher,
     )
-    cgroups = Cgroups(f"agentenv/{config.tag}")
-    engine = QemuEngine(files, launcher, cgroups, netns.open_tap)
     async with AsyncExitStack() as held:
         library = await held.enter_async_context(open_library(config))
         for folder in (config.runtime_dir, folders.sandboxes, folders.disks, folders.run):
@@ -172,6 +189,7 @@ async def open_node(config: Config, *, serve: bool = True) -> AsyncGenerator[Nod
             await data_plane.close(everything=empty)
             await slots.close(everything=empty)
             if empty:
+                await engine.leave()
                 await _leave(config, launcher, cgroups)
 
 
@@ -190,7 +208,7 @@ def _remove_runtime(folder: Path) -> None:
     """Remove the runtime folder's known content; anything else keeps it."""
     for name in ("api.sock", "supervisor.sock", "supervisor.sock.log", "supervisor.sock.lock"):
         (folder / name).unlink(missing_ok=True)
-    parts = ("netns", "sandboxes", "blocks", "supervisor.sock.d")
+    parts = ("netns", "sandboxes", "roots", "blocks", "supervisor.sock.d")
     for below in (*(folder / part for part in parts), folder):
         try:
             below.rmdir()

@@ -60,6 +60,7 @@ class Wanted:
 WANTED = (
     Wanted("qemu-system-x86_64", "--version", (8, 2), "fail", "runs sandboxes"),
     Wanted("qemu-img", "--version", (7, 2), "fail", "makes their disks"),
+    Wanted("runsc", "--version", (), "warn", "runs sandboxes in gVisor"),
     Wanted("mkfs.ext4", "-V", (1, 46), "fail", "formats their disks"),
     Wanted("nft", "--version", (1, 0), "fail", "keeps sandboxes apart"),
     Wanted("ip", "-V", (), "fail", "tells the host's networks"),

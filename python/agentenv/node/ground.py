@@ -10,6 +10,7 @@ from pathlib import Path
 
 from agentenv.concurrency import Tasks
 from agentenv.engine.contract import Engine, FlatSource
+from agentenv.engine.gvisor import upper
 from agentenv.engine.qemu import disk
 from agentenv.errors import InfraError
 from agentenv.layer.catalog import ImageCatalog
@@ -69,7 +70,8 @@ class NodeGround:
         self._tasks = Tasks()
         self._booted: dict[str, tuple[str, FlatSource]] = {}
         self._folders, self._name_servers = folders, name_servers
-        self.warm = WarmPool(self._start_waiting, self._drop_waiting, warm_machines)
+        most = warm_machines if engine.traits.waits else 0
+        self.warm = WarmPool(self._start_waiting, self._drop_waiting, most)
 
     @property
     def engine(self) -> Engine:
@@ -146,7 +148,7 @@ class NodeGround:
         await self._snapshots.close()
 
     async def root(self, image_id: str, machine: str) -> FlatSource:
-        return await self._roots.image(image_id, machine)
+        return await self._roots.image(image_id, machine, whole=self._engine.traits.one_root)
 
     async def blank(self, size_mib: int) -> Part:
         return await self._roots.blank(size_mib)
@@ -179,7 +181,10 @@ class NodeGround:
             await self._roots.learn_first_use(*booted)
 
     async def make_disk(self, path: Path, size_mib: int, uid: int) -> None:
-        await disk.make(self._folders.disks, path, size_mib, uid)
+        if self._engine.traits.layered:
+            await disk.make(self._folders.disks, path, size_mib, uid)
+        else:
+            await upper.make(path, size_mib)
 
     def files(self, machine: str) -> Path:
         return self._folders.sandboxes / machine

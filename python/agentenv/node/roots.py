@@ -55,14 +55,17 @@ class Roots:
         self._making = KeyedLocks()
         self._first_uses: dict[str, dict[str, list[tuple[int, int]]] | None] = {}
 
-    async def image(self, image_id: str, holder: str) -> FlatSource:
-        """The flat image, part by part: parts are shared by all images that hold them.
+    async def image(self, image_id: str, holder: str, *, whole: bool = False) -> FlatSource:
+        """The flat image, part by part (parts are shared by all images that hold them), or as one
+        file.
 
         Raises NotFound, ImageError, InfraError.
         """
         image = await self._catalog.find(image_id)
         parts = [part for part in image.parts if part.layer is not None]
-        files = tuple(await asyncio.gather(*(self._blocks.open([part], holder) for part in parts)))
+        groups = [image.parts] if whole else [[part] for part in parts]
+        opening = (self._blocks.open(group, holder) for group in groups)
+        files = tuple(await asyncio.gather(*opening))
         await self._prefetch(image_id, files)
         return FlatSource(files)
 

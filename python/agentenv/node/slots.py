@@ -78,6 +78,7 @@ class SlotPool:
             address=plan.guest_cidr,
             gateway=plan.gateway,
             dns=(plan.gateway,),
+            host_mac=network.TAP_MAC,
         )
 
     async def start(self, in_use: set[int]) -> None:

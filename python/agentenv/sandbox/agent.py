@@ -49,6 +49,8 @@ def init_arguments(info: SandboxInfo, network: Attachment | None, now_ns: int) -
         "default_workdir": info.guest.workdir,
         "network": network and _network(network),
         "volumes": list(info.guest.volumes),
+        "disk_bytes": info.resources.disk_mib << 20,
+        "memory_bytes": info.resources.memory_mib << 20,
     }
 
 

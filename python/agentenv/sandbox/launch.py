@@ -33,10 +33,7 @@ from agentenv.snapshot.manifest import Manifest, misfit, unpack
 
 log = logging.getLogger(__name__)
 
-# QEMU itself: 35 MB measured idle, its translation cache, and room for I/O buffers.
-ENGINE_OVERHEAD = 320 << 20
 AGENT_USER_FOLDER_MODE = 0o700
-DISK = "disk.qcow2"
 
 
 @contextmanager
@@ -53,6 +50,7 @@ def machine_spec(
     """What the engine runs for this sandbox; without parts, what it finds it again by."""
     size = info.resources
     spec = waiting_spec(ground, info.machine, place, size.vcpus, size.memory_mib)
+    spec = replace(spec, disk_mib=size.disk_mib)
     if parts is None:
         return spec
     return replace(spec, root=parts.root, disk_base=parts.disk_base, disk_below=parts.disk_below)
@@ -62,11 +60,12 @@ def waiting_spec(
     ground: Ground, machine: str, place: Place, vcpus: int, memory_mib: int
 ) -> MachineSpec:
     """A machine of this size in this place, whatever it will be made from."""
+    traits = ground.engine.traits
     return MachineSpec(
         sandbox_id=machine,
         run_dir=ground.run_dir(machine),
         root=None,
-        disk=ground.files(machine) / DISK,
+        disk=ground.files(machine) / traits.disk_name,
         disk_base=None,
         vcpus=vcpus,
         memory_mib=memory_mib,
@@ -74,13 +73,17 @@ def waiting_spec(
         uid=place.uid,
         gid=place.gid,
         cgroup=machine,
-        limits=Limits(memory_bytes=(memory_mib << 20) + ENGINE_OVERHEAD),
+        limits=Limits(
+            (memory_mib << 20) + traits.overhead,
+            traits.pids,
+            cpu_quota=None if traits.bounds_cpus else vcpus,
+        ),
     )
 
 
 def disk_of(ground: Ground, info: SandboxInfo) -> Path:
     """What the sandbox writes to."""
-    return ground.files(info.machine) / DISK
+    return ground.files(info.machine) / ground.engine.traits.disk_name
 
 
 def objects(ground: Ground, info: SandboxInfo, slot: int) -> dict[str, object]:
@@ -101,9 +104,10 @@ class Parts:
     """What a machine is made from, open for it."""
 
     root: FlatSource
-    disk_base: Path
+    disk_base: Path | None
     disk_below: tuple[Path, ...] = ()
     memory_map: bytes = b""
+    memory: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +179,8 @@ async def _manifest(ground: Ground, info: SandboxInfo) -> Manifest | None:
 
 
 async def _parts(ground: Ground, info: SandboxInfo, manifest: Manifest | None) -> Parts:
+    if manifest is None and not ground.engine.traits.layered:
+        return Parts(await ground.root(info.image_id, info.machine), None)
     if manifest is None:
         root, base = await together(
             ground.root(info.image_id, info.machine),
@@ -184,15 +190,28 @@ async def _parts(ground: Ground, info: SandboxInfo, manifest: Manifest | None) -
     root, opened = await together(
         ground.root(info.image_id, info.machine), ground.snapshots.open(manifest, info.machine)
     )
-    return Parts(root, opened.disk_base, opened.disk_below, opened.memory_map)
+    return Parts(root, opened.disk_base, opened.disk_below, opened.memory_map, opened.memory)
 
 
 async def _disk(ground: Ground, info: SandboxInfo, place: Place) -> None:
     await ground.make_disk(disk_of(ground, info), info.resources.disk_mib, place.uid)
 
 
-async def _waiting(ground: Ground, info: SandboxInfo, seat: Seat) -> Machine:
-    """The machine that waits in the seat, or one that is started now."""
+async def _waiting(
+    ground: Ground, info: SandboxInfo, seat: Seat, manifest: Manifest
+) -> tuple[Machine, Parts]:
+    """The machine that waits in the seat, or one that is started now; and what it goes on from."""
+    parts, disk = _parts(ground, info, manifest), _disk(ground, info, seat.place)
+    if not ground.engine.traits.waits:
+        opened, _ = await together(parts, disk)
+        spec = machine_spec(ground, info, seat.place, opened)
+        return await ground.engine.ready(spec), opened
+    # Each waits for another: the block server for the store, the engine for its start.
+    machine, opened, _ = await together(_ready(ground, info, seat), parts, disk)
+    return machine, opened
+
+
+async def _ready(ground: Ground, info: SandboxInfo, seat: Seat) -> Machine:
     if seat.waiting is not None and not seat.waiting.ended:
         return seat.waiting
     return await ground.engine.ready(machine_spec(ground, info, seat.place))
@@ -201,12 +220,9 @@ async def _waiting(ground: Ground, info: SandboxInfo, seat: Seat) -> Machine:
 async def _restore(ground: Ground, info: SandboxInfo, seat: Seat, manifest: Manifest) -> Running:
     phases, place = info.phases, seat.place
     with phase(phases, "open"):
-        # Each waits for another: the block server for the store, the engine for its start.
-        machine, parts, _ = await together(
-            _waiting(ground, info, seat), _parts(ground, info, manifest), _disk(ground, info, place)
-        )
+        machine, parts = await _waiting(ground, info, seat, manifest)
     with phase(phases, "process"):
-        saved = Suspended(unpack(manifest.state), parts.memory_map)
+        saved = Suspended(unpack(manifest.state), parts.memory_map, parts.memory)
         await ground.engine.restore(machine, machine_spec(ground, info, place, parts), saved)
         control = await machine.control()
     with phase(phases, "init"):

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from agentenv.engine.contract import ControlChannel, Machine, Saved, SavePlan
-from agentenv.errors import GuestError
+from agentenv.errors import Conflict, GuestError
 from agentenv.layer.layers import BLOCK
 from agentenv.model import new_id
 from agentenv.sandbox import agent, launch
@@ -48,6 +48,10 @@ class Source:
     def disk(self) -> Path:
         return launch.disk_of(self.ground, self.info)
 
+    @property
+    def layered(self) -> bool:
+        return self.ground.engine.traits.layered
+
 
 @dataclass(frozen=True, slots=True)
 class Taken:
@@ -64,12 +68,14 @@ async def paused(source: Source, how: How) -> AsyncGenerator[Taken]:
     If it cannot be saved, or the block fails, it runs as before. Raises GuestError
     (``sandbox_snapshot_guest_agent_unresponsive``), InfraError.
     """
+    _can_be_saved(source, how)
     silent = await _quiet(source.control, how)
     try:
         with source.ground.snapshots.raws.making(2) as (memory, disk):
             raws = source.ground.snapshots.raws
             saved = await source.machine.save(SavePlan(_memory_file(source, how, memory)))
-            await raws.take_disk(source.disk, disk)
+            if source.layered:
+                await raws.take_disk(source.disk, disk)
             if how.memory:
                 raws.put_runs(memory, (await saved.write()).runs)
             _note(source, saved)
@@ -90,13 +96,14 @@ async def snapshot(
     fails before that is for ``mend``. Raises as ``paused``.
     """
     ground, raws = source.ground, source.ground.snapshots.raws
+    _can_be_saved(source, how)
     await _quiet(source.control, how)
     try:
         with raws.making(2) as (memory, disk):
-            fresh = await _next_disk(source)
+            fresh = await _next_disk(source) if source.layered else None
             saved = await source.machine.save(SavePlan(_memory_file(source, how, memory), fresh))
             await _thaw(source.control, how)
-            disks = await _lie_over(source, disk, fresh, sealed)
+            disks = await _lie_over(source, disk, fresh, sealed) if fresh else ()
             if how.memory:
                 raws.put_runs(memory, (await saved.write()).runs)
             _note(source, saved)
@@ -131,6 +138,17 @@ async def _lie_over(
     await sealed(replace(await _manifest(source, b"", None, disks), id=fresh.stem))
     fresh.replace(source.disk)
     return disks
+
+
+def _can_be_saved(source: Source, how: How) -> None:
+    if not how.memory and not source.layered:
+        raise Conflict(
+            "this sandbox cannot be saved without its memory",
+            why=f"in the engine {source.ground.engine.traits.name} its disk is part of it",
+            fix="save it with memory (the default)",
+            code="not_supported",
+            state=str(source.info.state.shown),
+        )
 
 
 async def _quiet(control: ControlChannel, how: How) -> bool:
@@ -172,8 +190,10 @@ def _note(source: Source, saved: Saved) -> None:
 
 
 async def disk_stack(source: Source, raw: str) -> Stack:
-    """What the machine's disk lay over, and that disk."""
+    """What the machine's disk lay over, and that disk; nothing if it is part of its memory."""
     ground, info = source.ground, source.info
+    if not source.layered:
+        return ()
     blocks = (info.resources.disk_mib << 20) // BLOCK
     if info.disk_id is not None:
         below = (await ground.snapshots.find(info.disk_id)).disk
@@ -188,9 +208,12 @@ async def _manifest(source: Source, state: bytes, memory: str | None, disk: Stac
     stack: Stack | None = None
     if memory:
         below: Stack = ()
-        if info.restore and info.snapshot_id:
+        blocks = (info.resources.memory_mib << 20) // BLOCK
+        if not source.layered:
+            blocks = -(-ground.snapshots.raws.memory(memory).stat().st_size // BLOCK)
+        elif info.restore and info.snapshot_id:
             below = (await ground.snapshots.find(info.snapshot_id)).memory or ()
-        stack = (*below, Element((info.resources.memory_mib << 20) // BLOCK, raw=memory))
+        stack = (*below, Element(blocks, raw=memory))
     return Manifest(
         id=new_id(),
         created=datetime.now(UTC),

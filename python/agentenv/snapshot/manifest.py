@@ -47,7 +47,7 @@ Stack = tuple[Element, ...]
 class Manifest:
     """``parent``: the snapshot that the sandbox was restored from. ``features`` are those of the
     engine that saved it, ``state`` is its own, packed by ``pack``; ``memory`` is None if the
-    disk alone was saved."""
+    disk alone was saved; ``disk`` is empty if all is one file, named as its memory."""
 
     id: str
     created: datetime

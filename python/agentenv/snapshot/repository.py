@@ -36,11 +36,13 @@ MAX_STORED = 16 << 20  # bytes of a snapshot's object
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """What a machine is made from: its disks, lowest first, and the map of its memory."""
+    """What a machine is made from: its disks, lowest first, its memory's files and their map. An
+    engine that is not layered has no disk (``Traits``)."""
 
-    disk_base: Path
+    disk_base: Path | None
     disk_below: tuple[Path, ...]
     memory_map: bytes
+    memory: tuple[Path, ...]
 
 
 class Snapshots:
@@ -181,9 +183,12 @@ class Snapshots:
             asyncio.gather(*(self._runs_of(each) for each in stack)),
         )
         laid = list(zip(files, runs, strict=True))
-        return Opened(base, below, await asyncio.to_thread(_core.memory_map, laid))
+        memory_map = await asyncio.to_thread(_core.memory_map, laid)
+        return Opened(base, below, memory_map, tuple(files))
 
-    async def _open_disk(self, stack: Stack, holder: str) -> tuple[Path, tuple[Path, ...]]:
+    async def _open_disk(self, stack: Stack, holder: str) -> tuple[Path | None, tuple[Path, ...]]:
+        if not stack:
+            return None, ()
         stored = [(each.layer, 0) for each in stack if each.layer]
         below = tuple(self.raws.disk(each.raw) for each in stack if each.raw)
         return await self._blocks.open_stack(stack[0].blocks, stored, holder), below
@@ -213,6 +218,7 @@ class Snapshots:
     def has_open(self, holder: str) -> None:
         """The machine runs: it has opened what it was given."""
         self.raws.has_open(holder)
+        self.tidy()
 
     def release(self, holder: str) -> None:
         """What the machine had open may go, if nothing else needs it."""

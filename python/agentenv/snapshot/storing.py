@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 
 CLAIM = "snapshot"
 MEMORY_WINDOW = 16  # blocks of a memory's chunk: 64 KiB
+BY_CONTENT = 0  # chunks end where their content says
 # What is resumed or paused again at once is not worth storing as it was.
 SETTLED = 1.0  # seconds
 RETRY = 30.0
@@ -114,9 +115,12 @@ class Storing:
     async def _store(self, snapshot_id: str) -> None:
         async with leases.hold(self._layers.objects) as lease:
             await self._merge_own(snapshot_id)
+            found = self._known.get(snapshot_id)
+            # One file with everything is packed: what stays the same moves in it.
+            window = MEMORY_WINDOW if found and found.disk else BY_CONTENT
             for element in self._memory_of(snapshot_id):
                 if element.raw:
-                    await self._store_memory(element.raw, element.blocks, lease)
+                    await self._store_memory(element.raw, element.blocks, window, lease)
             found = self._known.get(snapshot_id)
             for element in found.disk if found else ():
                 if element.raw:
@@ -163,11 +167,11 @@ class Storing:
             await asyncio.to_thread(self._raws.merge, laid, fresh, size)
             await self._replace(own, Element(own[0].blocks, raw=fresh))
 
-    async def _store_memory(self, raw: str, blocks: int, lease: Lease) -> None:
+    async def _store_memory(self, raw: str, blocks: int, window: int, lease: Lease) -> None:
         path = self._raws.memory(raw)
         runs = await asyncio.to_thread(self._raws.read_runs, raw)
         spans = _core.run_spans(runs)
-        part = await self._layers.write(path, spans, blocks, MEMORY_WINDOW, lease)
+        part = await self._layers.write(path, spans, blocks, window, lease)
         await self._layers.keep_here(part, path)
         await self._replace([Element(blocks, raw=raw)], Element(blocks, part.layer))
         await self._pin(part, raw)
@@ -201,7 +205,7 @@ class Storing:
             with self._raws.making(1) as (fresh,):
                 await asyncio.to_thread(self._raws.merge, laid, fresh, blocks * BLOCK)
                 await self._replace(upper, Element(blocks, raw=fresh))
-                await self._store_memory(fresh, blocks, lease)
+                await self._store_memory(fresh, blocks, MEMORY_WINDOW, lease)
         finally:
             await self._blocks.close(holder)
 

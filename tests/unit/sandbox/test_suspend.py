@@ -1,13 +1,17 @@
 """Guests that do not answer. What is saved of those that do: tests/integration/suspend."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
-from agentenv.errors import GuestError
+from agentenv.engine.qemu.engine import TRAITS
+from agentenv.errors import Conflict, GuestError
 from agentenv.sandbox import suspend
+from agentenv.sandbox.state import State
 from agentenv.sandbox.suspend import How
 
+ENGINE = SimpleNamespace(traits=TRAITS)
 SILENT = GuestError("the agent did not answer", code="guest_unresponsive")
 
 
@@ -36,7 +40,7 @@ class Machine:
 
 
 def source(control, machine):
-    return suspend.Source(SimpleNamespace(), SimpleNamespace(), machine, control)
+    return suspend.Source(SimpleNamespace(engine=ENGINE), SimpleNamespace(), machine, control)
 
 
 @pytest.mark.parametrize("how", [How(healthy=True), How(memory=False)])
@@ -73,7 +77,7 @@ def with_disks(folder, machine, recorded):
     """A sandbox with its disk, and one that a snapshot gave it and did not finish."""
     for name in ("disk.qcow2", "new.next"):
         (folder / name).write_text(name)
-    ground = SimpleNamespace(files=lambda _: folder)
+    ground = SimpleNamespace(files=lambda _: folder, engine=ENGINE)
     info = SimpleNamespace(machine="m", disk_id=recorded)
     return suspend.Source(ground, info, machine, Control())
 
@@ -92,3 +96,17 @@ async def test_a_new_disk_that_was_recorded_takes_its_place(tmp_path):
     await suspend.mend(with_disks(tmp_path, machine, "new"), nobody)
     assert [path.name for path in tmp_path.iterdir()] == ["disk.qcow2"]
     assert (tmp_path / "disk.qcow2").read_text() == "new.next"
+
+
+async def test_a_disk_that_is_part_of_memory_is_not_saved_alone():
+    control = Control()
+    one = suspend.Source(
+        SimpleNamespace(engine=SimpleNamespace(traits=replace(TRAITS, layered=False))),
+        SimpleNamespace(state=State.RUNNING),
+        Machine(),
+        control,
+    )
+    with pytest.raises(Conflict) as caught:
+        async with suspend.paused(one, How(memory=False)):
+            pass
+    assert caught.value.code == "not_supported" and not control.asked

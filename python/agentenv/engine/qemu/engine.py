@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
-import signal
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,17 +12,36 @@ from pathlib import Path
 
 from agentenv import _core
 from agentenv.concurrency import undo_on_failure
-from agentenv.engine.contract import Capabilities, Features, Machine, MachineSpec, Suspended
+from agentenv.engine.contract import (
+    Capabilities,
+    Features,
+    Machine,
+    MachineSpec,
+    Suspended,
+    Traits,
+)
+from agentenv.engine.process import make_cgroup, process_name, sweep
 from agentenv.engine.qemu import argv, initrd, probe
 from agentenv.engine.qemu.argv import Guest, RunFiles
-from agentenv.engine.qemu.machine import PROCESS_PREFIX, QemuMachine, process_name
+from agentenv.engine.qemu.machine import QemuMachine
 from agentenv.errors import InfraError, faults
-from agentenv.host.cgroup import Cgroups, GroupLimits
+from agentenv.host.cgroup import Cgroups
+from agentenv.host.probe import cpu_model
 from agentenv.host.process import Launcher, ProcessSpec, run
 from agentenv.host.tools import GuestKernel
 
 OpenTap = Callable[[Path, str], int]
 TSC_SPAN = 20  # milliseconds of measuring
+# QEMU itself: 35 MB measured idle, its translation cache, and room for I/O buffers.
+TRAITS = Traits(
+    "qemu",
+    one_root=False,
+    layered=True,
+    waits=True,
+    bounds_cpus=True,
+    disk_name="disk.qcow2",
+    overhead=320 << 20,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +67,10 @@ class QemuEngine:
         self._capabilities: Capabilities | None = None
         self._features: Features | None = None
         self._preparing = asyncio.Lock()
+
+    @property
+    def traits(self) -> Traits:
+        return TRAITS
 
     async def capabilities(self) -> Capabilities:
         await self.prepare()
@@ -108,7 +130,7 @@ class QemuEngine:
         async with undo_on_failure() as undo:
             await asyncio.to_thread(_write_descriptor, spec, files)
             undo.push("cgroup", lambda: self._cgroups.remove(spec.cgroup))
-            procs = await asyncio.to_thread(self._make_cgroup, spec)
+            procs = await asyncio.to_thread(make_cgroup, self._cgroups, spec)
             fds = await self._descriptors(spec, files)
             try:
                 process = ProcessSpec(
@@ -135,20 +157,10 @@ class QemuEngine:
         return QemuMachine(spec, status, self._launcher, self._cgroups)
 
     async def sweep(self, keep: set[str]) -> None:
-        for status in await self._launcher.all():
-            sandbox_id = status.name.removeprefix(PROCESS_PREFIX)
-            if sandbox_id == status.name or sandbox_id in keep:
-                continue
-            await self._launcher.signal(status.name, signal.SIGKILL)
-            await self._launcher.wait(status.name)
-            await self._launcher.forget(status.name)
-        for name in self._cgroups.names() - keep:
-            await self._cgroups.remove(name)
+        await sweep(self._launcher, self._cgroups, keep)
 
-    def _make_cgroup(self, spec: MachineSpec) -> tuple[Path, ...]:
-        limits = spec.limits
-        wanted = GroupLimits(limits.memory_bytes, limits.pids, limits.cpu_weight, limits.cpu_quota)
-        return self._cgroups.create(spec.cgroup, wanted)
+    async def leave(self) -> None:
+        """It has nothing there."""
 
     async def _descriptors(self, spec: MachineSpec, files: RunFiles) -> list[int]:
         """Those that `argv` counts on, the caller's to close."""
@@ -206,16 +218,10 @@ def _features(guest: Guest, capabilities: Capabilities) -> Features:
         engine=capabilities.engine,
         version=capabilities.version,
         accelerator=guest.accelerator,
-        cpu=_cpu_model() if guest.accelerator == "kvm" else argv.EMULATED_CPU,
+        cpu=cpu_model() if guest.accelerator == "kvm" else argv.EMULATED_CPU,
         kernel=guest.kernel.name,
         tsc_khz=guest.tsc_khz,
     )
-
-
-def _cpu_model() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    found = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(found, "")
 
 
 async def version_of(qemu: Path) -> str:

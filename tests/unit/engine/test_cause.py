@@ -1,7 +1,7 @@
 import pytest
 
+from agentenv.engine.cause import decide
 from agentenv.engine.contract import ExitKind
-from agentenv.engine.qemu.cause import decide
 
 PANIC = ("boot", "[ 1.0] Kernel panic - not syncing: sysrq triggered crash", "[ 1.1] CPU: 0")
 
@@ -26,6 +26,6 @@ PANIC = ("boot", "[ 1.0] Kernel panic - not syncing: sysrq triggered crash", "[ 
 )
 def test_the_cause_is_the_most_telling_fact(facts, kind, word):
     defaults = {"status": 0, "asked": False, "oom_kills": 0, "console": (), "engine_log": ()}
-    cause = decide(**{**defaults, **facts})
+    cause = decide(engine="QEMU", **{**defaults, **facts})
     assert cause.kind is kind and word in cause.reason
     assert cause.status == facts["status"] and len(cause.console) <= 40

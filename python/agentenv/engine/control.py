@@ -1,8 +1,8 @@
-"""The control channel: JSON lines over QEMU's unix socket to the agent's virtio-serial port.
+"""The control channel: JSON lines over a stream to the agent.
 
-The port is one byte stream that outlives us: an answer to a question of an earlier server may
-still arrive, and a line may begin in the middle. So every connection starts with a blank line,
-and answers are matched by id.
+A virtio-serial port is one byte stream that outlives us: an answer to a question of an earlier
+server may still arrive, and a line may begin in the middle. So every connection starts with a blank
+line, and answers are matched by id.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import contextlib
 import itertools
 import json
 import secrets
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,8 @@ from agentenv.errors import GuestError, InfraError
 MAX_LINE = 4 << 20  # bytes
 
 
-class SerialControl:
-    """Implements ``ControlChannel``; several calls may be under way."""
+class LineControl:
+    """Implements ``ControlChannel`` over a stream; several calls may be under way."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
@@ -33,8 +34,8 @@ class SerialControl:
         self._tasks.start(self._receive(), "control channel")
 
     @classmethod
-    async def open(cls, path: Path) -> SerialControl:
-        """Raises InfraError if the engine's socket does not answer."""
+    async def open(cls, path: Path) -> LineControl:
+        """One at a unix socket. Raises InfraError if the engine's socket does not answer."""
         try:
             reader, writer = await asyncio.open_unix_connection(path, limit=MAX_LINE)
         except OSError as error:
@@ -42,6 +43,13 @@ class SerialControl:
                 "the machine's control socket does not answer", why=str(error)
             ) from error
         writer.write(b"\n")
+        return cls(reader, writer)
+
+    @classmethod
+    async def on(cls, connected: socket.socket, greeting: bytes) -> LineControl:
+        """One on a connected socket, which becomes its own; ``greeting`` goes first."""
+        reader, writer = await asyncio.open_connection(sock=connected, limit=MAX_LINE)
+        writer.write(greeting + b"\n")
         return cls(reader, writer)
 
     async def call(self, op: str, args: dict[str, Any] | None = None, *, timeout: float) -> Any:

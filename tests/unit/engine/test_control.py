@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from agentenv.engine.qemu.control import SerialControl
+from agentenv.engine.control import LineControl
 from agentenv.errors import GuestError, InfraError
 
 
@@ -34,7 +34,7 @@ async def channel(tmp_path):
     async def open_to(answer):
         guest = Guest(answer)
         server = await asyncio.start_unix_server(guest.serve, tmp_path / "s")
-        control = await SerialControl.open(tmp_path / "s")
+        control = await LineControl.open(tmp_path / "s")
         opened.append((control, server))
         return control, guest
 
@@ -102,7 +102,7 @@ async def test_a_connection_that_ends_ends_its_calls(tmp_path):
         writer.close()
 
     async with await asyncio.start_unix_server(hang_up, tmp_path / "s"):
-        control = await SerialControl.open(tmp_path / "s")
+        control = await LineControl.open(tmp_path / "s")
         with pytest.raises(GuestError) as caught:
             await control.call("x", timeout=30)
         assert caught.value.code == "guest_unresponsive"
@@ -112,4 +112,4 @@ async def test_a_connection_that_ends_ends_its_calls(tmp_path):
 
 async def test_nobody_there(tmp_path):
     with pytest.raises(InfraError):
-        await SerialControl.open(tmp_path / "none")
+        await LineControl.open(tmp_path / "none")

@@ -1,4 +1,4 @@
-"""Why a QEMU process ended: from what it left to a cause a person understands. Pure."""
+"""Why an engine's process ended: from what it left to a cause a person understands. Pure."""
 
 from __future__ import annotations
 
@@ -16,18 +16,21 @@ LINES_KEPT = 40  # of the console, for the post-mortem
 
 def decide(
     *,
+    engine: str,
     status: int | None,
     asked: bool,
     oom_kills: int,
     console: Sequence[str],
     engine_log: Sequence[str],
 ) -> ExitCause:
-    """``status`` is None when nobody saw the end, negative for a signal; ``asked``: by us."""
-    kind, reason = _kind(status, asked, oom_kills, console, engine_log)
+    """``engine`` is its name for people; ``status`` is None when nobody saw the end, negative for
+    a signal; ``asked``: by us."""
+    kind, reason = _kind(engine, status, asked, oom_kills, console, engine_log)
     return ExitCause(kind, reason, status, tuple(console[-LINES_KEPT:]))
 
 
 def _kind(
+    engine: str,
     status: int | None,
     asked: bool,
     oom_kills: int,
@@ -49,7 +52,7 @@ def _kind(
     if status == 0:
         return ExitKind.STOPPED, "the guest powered itself off or rebooted"
     last = engine_log[-1] if engine_log else f"exit status {status}"
-    return ExitKind.FAILED, f"QEMU failed: {last}"
+    return ExitKind.FAILED, f"{engine} failed: {last}"
 
 
 def _find(lines: Sequence[str], mark: str) -> str | None:

@@ -1,0 +1,169 @@
+"""The gVisor engine: makes sandboxes with runsc, has them wait or boot, finds them again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentenv.concurrency import undo_on_failure
+from agentenv.engine.contract import (
+    Capabilities,
+    Features,
+    Machine,
+    MachineSpec,
+    Suspended,
+    Traits,
+)
+from agentenv.engine.gvisor import bundle, checkpoint
+from agentenv.engine.gvisor.bundle import RunFiles
+from agentenv.engine.gvisor.control import fresh_key
+from agentenv.engine.gvisor.machine import GvisorMachine
+from agentenv.engine.gvisor.roots import RootMounts
+from agentenv.engine.process import make_cgroup, process_name, sweep, tail
+from agentenv.errors import InfraError, faults
+from agentenv.host.cgroup import Cgroups
+from agentenv.host.probe import cpu_model
+from agentenv.host.process import Launcher, ProcessSpec, ProcessStatus, run
+
+PLATFORM = "systrap"
+MOST_CPUS = 2
+TRAITS = Traits(
+    "gvisor",
+    one_root=True,
+    layered=False,
+    waits=False,
+    bounds_cpus=False,
+    disk_name="disk.ext4",
+    # Sentry and gofer: 69 MB measured idle, 22 of them the programs' own; caches grow with use.
+    overhead=256 << 20,
+    # A thread of the guest is one of the host's, and the kernel below it has some for each CPU.
+    pids=16384,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """``roots`` is a folder for mounts, ours alone."""
+
+    runsc: Path
+    agent: Path
+    roots: Path
+
+
+class GvisorEngine:
+    """Implements ``Engine``."""
+
+    def __init__(self, files: Files, launcher: Launcher, cgroups: Cgroups) -> None:
+        self._files, self._launcher, self._cgroups = files, launcher, cgroups
+        self._roots = RootMounts(files.roots)
+        self._version: str | None = None
+
+    @property
+    def traits(self) -> Traits:
+        return TRAITS
+
+    async def prepare(self) -> None:
+        """Raises MissingTool, InfraError."""
+        if self._version is None:
+            self._version = await version_of(self._files.runsc)
+            await asyncio.to_thread(self._roots.prepare, self._files.agent)
+
+    async def capabilities(self) -> Capabilities:
+        await self.prepare()
+        assert self._version is not None
+        cpus = min(MOST_CPUS, os.cpu_count() or 1)
+        return Capabilities("gvisor", self._version, PLATFORM, cpus)
+
+    async def features(self) -> Features:
+        await self.prepare()
+        assert self._version is not None
+        # Its clocks are the host's, and its kernel is its version.
+        return Features("gvisor", self._version, PLATFORM, cpu_model(), self._version, 0)
+
+    async def boot(self, spec: MachineSpec) -> Machine:
+        return await self._start(spec, ("run", "--detach"))
+
+    async def ready(self, spec: MachineSpec) -> Machine:
+        return await self._start(spec, ("create",))
+
+    async def restore(self, waiting: Machine, spec: MachineSpec, saved: Suspended) -> None:
+        assert isinstance(waiting, GvisorMachine)
+        files = RunFiles(spec.run_dir)
+        kept = await asyncio.to_thread(checkpoint.lay_out, files, saved)
+        waiting.keys.write([kept.key])
+        await checkpoint.restore(self._files.runsc, spec)
+
+    async def _start(self, spec: MachineSpec, words: Sequence[str]) -> Machine:
+        assert spec.root is not None
+        await self.prepare()
+        files = RunFiles(spec.run_dir)
+        (image,) = spec.root.segments
+        async with undo_on_failure() as undo:
+            undo.push("root", lambda: self._roots.release(spec.sandbox_id))
+            root = await self._roots.hold(image, spec.sandbox_id)
+            await asyncio.to_thread(_write, files, root)
+            undo.push("cgroup", lambda: self._cgroups.remove(spec.cgroup))
+            procs = await asyncio.to_thread(make_cgroup, self._cgroups, spec)
+            more = (f"--bundle={spec.run_dir}", f"--pid-file={files.pid}", spec.sandbox_id)
+            argv = bundle.runsc(self._files.runsc, files, *words, *more)
+            process = ProcessSpec(
+                name=process_name(spec.sandbox_id),
+                argv=bundle.start(spec, argv),
+                log=files.console,
+                env={"PATH": os.defpath + ":/usr/sbin:/sbin"},
+                cgroups=procs,
+                pid_file=files.pid,
+            )
+            status = await self._launcher.launch(process)
+            if not status.running:
+                raise InfraError(
+                    "gVisor did not start",
+                    why=" / ".join(tail(files.console, 3)) or f"status {status.exit_status}",
+                    code="engine_failed",
+                )
+            return self._machine(spec, status)
+
+    def _machine(self, spec: MachineSpec, status: ProcessStatus) -> GvisorMachine:
+        return GvisorMachine(
+            spec,
+            status,
+            self._launcher,
+            self._cgroups,
+            self._files.runsc,
+            lambda: self._roots.release(spec.sandbox_id),
+        )
+
+    async def adopt(self, spec: MachineSpec) -> Machine | None:
+        status = await self._launcher.status(process_name(spec.sandbox_id))
+        if status is None:
+            await self._cgroups.remove(spec.cgroup)
+            await self._roots.release(spec.sandbox_id)
+            return None
+        return self._machine(spec, status)
+
+    async def sweep(self, keep: set[str]) -> None:
+        await sweep(self._launcher, self._cgroups, keep)
+        await self._roots.keep_only(keep)
+
+    async def leave(self) -> None:
+        await self._roots.keep_only(set())
+        await asyncio.to_thread(self._roots.remove)
+
+
+def _write(files: RunFiles, root: Path) -> None:
+    key = fresh_key()
+    with faults("the sandbox's bundle could not be written"):
+        files.upper.mkdir(mode=0o700, exist_ok=True)
+        files.config.touch(mode=0o600)
+        files.config.write_text(json.dumps(bundle.config(root, key)))
+        files.keys.touch(mode=0o600)
+        files.keys.write_text(json.dumps([key]))
+
+
+async def version_of(runsc: Path) -> str:
+    done = await run((str(runsc), "--version"), timeout=20)
+    return done.stdout.decode().split("version ", 1)[-1].split()[0]

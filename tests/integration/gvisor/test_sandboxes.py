@@ -1,0 +1,94 @@
+"""Sandboxes in gVisor, made and driven as any others."""
+
+import subprocess
+from pathlib import Path
+
+from tests.integration.suspend.conftest import Guest
+from tests.waiting import until
+
+MIB = 1 << 20
+
+
+def made(server, guest_of, **fields):
+    return guest_of(server.create("base", timeout=600, **fields)["sandboxID"])
+
+
+def test_a_guest_finds_what_it_expects(server, guest_of):
+    guest = made(server, guest_of)
+    assert guest.sh("hostname") == guest.id
+    assert guest.sh("dmesg | head -1 || true; uname -s").endswith("Linux")
+    assert guest.sh("stat -fc %T /tmp") == guest.sh("stat -fc %T /srv")  # no memory of its own
+    assert ".agentenv" not in guest.sh("ls -A /")
+    assert guest.sh("test -c /dev/null && test -u /bin/su && id -u") == "0"
+    assert guest.sh("python3 -c 'import pty; pty.spawn([\"tty\"])'").startswith("/dev/pts/")
+
+
+def test_its_limits_hold_and_are_told(server, guest_of):
+    guest = made(server, guest_of, memoryMB=256, diskSizeMB=64)
+    said = guest.sh("dd if=/dev/zero of=/srv/big bs=1M count=200 2>&1 || true")
+    assert "No space left on device" in said
+    guest.sh("rm /srv/big; dd if=/dev/zero of=/srv/less bs=1M count=30 2>&1")
+    (now,) = until(lambda: server.api("GET", f"/sandboxes/{guest.id}/metrics").json()[-1:])
+    assert now["memTotal"] == 256 * MIB and now["diskTotal"] == 64 * MIB
+    server.cli("exec", guest.id, "--", "python3", "-c", "bytearray(b'x') * (2 << 30)")
+    cause = until(lambda: guest.inspect()["cause"])
+    assert cause["kind"] == "out_of_memory"
+
+
+def test_processes_outlive_a_pause_and_the_server(server, guest):
+    guest.pause()
+    verdict = guest.resume()["restore"]
+    assert verdict["frozen"] and verdict["entropy_reseeded"]
+    guest.counts_on()
+    assert guest.clock_is_right()
+    server.kill()
+    server.start()
+    guest.counts_on()
+
+
+def test_copies_of_a_running_one_are_others(server, guest, guest_of):
+    entries = guest.post("fork", 201, count=2)
+    copies = [guest_of(each["sandbox"]["sandboxID"]) for each in entries]
+    machine_ids = {each.identity()[0] for each in (guest, *copies)}
+    drawn = {each.sh("od -An -N8 -tx8 /dev/urandom") for each in (guest, *copies)}
+    assert len(machine_ids) == len(drawn) == 3
+    for each in (guest, *copies):
+        each.counts_on()
+
+
+def test_one_that_was_stored_comes_back_from_the_store(server, guest):
+    guest.sh("head -c 4M /dev/urandom > /srv/data; sha256sum /srv/data > /srv/sum")
+    guest.pause()
+    folder = server.home / "snapshots"
+    until(lambda: not any(folder.glob("*.memory")))  # it became a layer
+    guest.resume()
+    guest.sh("sha256sum -c /srv/sum")
+    guest.counts_on()
+
+
+def test_a_disk_alone_is_refused_by_name(server, guest):
+    answer = server.api("POST", f"/sandboxes/{guest.id}/pause", json={"memory": False})
+    assert answer.status_code == 409 and answer.json()["error_code"] == "not_supported"
+    assert guest.state == "running"
+    guest.counts_on()
+
+
+def test_sandboxes_of_an_image_share_a_mount_which_goes_with_the_last(server, guest_of):
+    def mounted():
+        found = subprocess.run(["findmnt", "-rno", "TARGET"], capture_output=True, text=True)
+        return [line for line in found.stdout.splitlines() if str(roots) in line]
+
+    first = made(server, guest_of)
+    roots = Path(first.inspect()["objects"]["run_dir"]).parents[1] / "roots"
+    before = mounted()
+    second = made(server, guest_of)
+    assert mounted() == before and len(before) == 2  # the image, and the agent below it
+    for each in (first, second):
+        server.api("DELETE", f"/sandboxes/{each.id}")
+    until(lambda: not mounted())
+
+
+def test_nobody_without_the_key_controls_a_guest(server, guest):
+    assert Guest(server, guest.id).sh("cat /proc/1/environ | wc -c")
+    asked = "import socket; s=socket.create_connection(('127.0.0.1',49982)); s.sendall(b'x\\n'); "
+    assert guest.sh(f'python3 -c "{asked}print(s.recv(9))"') == "b''"
