@@ -119,10 +119,10 @@ async def restored(
 ) -> Verdict:
     """The restore contract's handshake: what ran before is told who and when it is now; only then
     its processes go on. Raises GuestError (``restore_contract``) if a promise is not kept."""
-    arguments = init_arguments(info, network, time.time_ns())
-    done = await control.call("init", arguments, timeout=INIT_DEADLINE)
+    sent = time.time_ns()
+    done = await control.call("init", init_arguments(info, network, sent), timeout=INIT_DEADLINE)
     verdict = Verdict(
-        clock_error_ms=abs(done["clock_error_ns"]) / 1e6,
+        clock_error_ms=clock_error(done, time.time_ns() - sent) / 1e6,
         entropy_reseeded=done["entropy_reseeded"],
         identity_fresh=info.origin is not None and info.generation == 1,
         connections_dropped=done.get("connections_dropped", 0),
@@ -135,6 +135,15 @@ async def restored(
             code="restore_contract",
         )
     return verdict
+
+
+def clock_error(done: dict[str, Any], took: int) -> int:
+    """Nanoseconds that a guest's clock is off, from its answer ``took`` after the question. A clock
+    that is the host's was not set: it has gone on while the question was on its way."""
+    error = int(done["clock_error_ns"])
+    if done.get("clock_is_hosts"):
+        return max(0, -error, error - took)
+    return abs(error)
 
 
 async def suspend(control: ControlChannel) -> bool:

@@ -48,6 +48,7 @@ def test_processes_outlive_a_pause_and_the_server(server, guest):
 
 def test_copies_of_a_running_one_are_others(server, guest, guest_of):
     entries = guest.post("fork", 201, count=2)
+    assert all("sandbox" in each for each in entries), entries
     copies = [guest_of(each["sandbox"]["sandboxID"]) for each in entries]
     machine_ids = {each.identity()[0] for each in (guest, *copies)}
     drawn = {each.sh("od -An -N8 -tx8 /dev/urandom") for each in (guest, *copies)}

@@ -83,3 +83,12 @@ async def test_a_silent_guest_is_told_with_its_last_words(monkeypatch):
     with pytest.raises(GuestError) as caught:
         await agent.first_hello(Machine(), Control(BROKEN), 0.1)
     assert caught.value.code == "guest_boot_timeout" and "last words" in caught.value.message
+
+
+@pytest.mark.parametrize(("error", "hosts", "off"), [
+    (3, False, 3), (-3, False, 3), (90, False, 90),
+    (90, True, 0), (130, True, 30), (-5, True, 5),
+])  # fmt: skip
+def test_a_clock_that_is_the_hosts_goes_on_while_it_is_asked(error, hosts, off):
+    answer = {"clock_error_ns": error, "clock_is_hosts": hosts}
+    assert agent.clock_error(answer, took=100) == off

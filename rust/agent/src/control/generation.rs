@@ -57,6 +57,7 @@ pub fn initialise(init: Init, agent: &Arc<Agent>) -> Result<Value, Fault> {
     let user = default_user(agent, restored)?;
     Ok(json!({
         "clock_error_ns": clock_error,
+        "clock_is_hosts": !agent.is_machine(),
         "entropy_reseeded": reseeded,
         "default_user": user.name,
         "home": user.home,
