@@ -104,7 +104,7 @@ class Raws:
             await asyncio.to_thread(link_or_copy, path, self.disk(raw))
 
     def use(self, raw: str, holder: str) -> None:
-        """``holder`` may open it by its name until ``has_open``; it has it open until ``release``."""
+        """``holder`` opens it by its name before ``has_open``, and has it until ``release``."""
         self._users[raw].add(holder)
         self._opening.add(holder)
 
