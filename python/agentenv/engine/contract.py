@@ -78,7 +78,6 @@ class MachineSpec:
     gid: int
     cgroup: str
     limits: Limits
-    disk_mib: int = 0
     kernel_args: tuple[str, ...] = ()
     disk_below: tuple[Path, ...] = ()
 

@@ -16,7 +16,7 @@ from agentenv.engine.cause import decide
 from agentenv.engine.contract import ControlChannel, ExitCause, MachineSpec
 from agentenv.errors import GuestError, InfraError, NotFound
 from agentenv.host.cgroup import Cgroups, GroupLimits
-from agentenv.host.process import Launcher, ProcessStatus
+from agentenv.host.process import Launcher, ProcessStatus, run
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +38,12 @@ def make_cgroup(cgroups: Cgroups, spec: MachineSpec) -> tuple[Path, ...]:
     limits = spec.limits
     wanted = GroupLimits(limits.memory_bytes, limits.pids, limits.cpu_weight, limits.cpu_quota)
     return cgroups.create(spec.cgroup, wanted)
+
+
+async def version_of(program: Path) -> str:
+    """What ``--version`` says behind the word. Raises MissingTool, InfraError."""
+    done = await run((str(program), "--version"), timeout=20)
+    return done.stdout.decode().split("version ", 1)[-1].split()[0]
 
 
 async def sweep(launcher: Launcher, cgroups: Cgroups, keep: set[str]) -> None:

@@ -13,8 +13,9 @@ from pathlib import Path
 from agentenv.config import Config
 from agentenv.engine.gvisor.engine import Files as GvisorFiles
 from agentenv.engine.gvisor.engine import GvisorEngine
+from agentenv.engine.process import version_of
 from agentenv.engine.qemu import disk, initrd, probe
-from agentenv.engine.qemu.engine import Files, QemuEngine, version_of
+from agentenv.engine.qemu.engine import Files, QemuEngine
 from agentenv.errors import Conflict, InfraError, UserError
 from agentenv.host import netns
 from agentenv.host.cgroup import Cgroups

@@ -50,7 +50,6 @@ def machine_spec(
     """What the engine runs for this sandbox; without parts, what it finds it again by."""
     size = info.resources
     spec = waiting_spec(ground, info.machine, place, size.vcpus, size.memory_mib)
-    spec = replace(spec, disk_mib=size.disk_mib)
     if parts is None:
         return spec
     return replace(spec, root=parts.root, disk_base=parts.disk_base, disk_below=parts.disk_below)

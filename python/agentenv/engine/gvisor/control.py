@@ -17,7 +17,7 @@ from typing import Any
 
 from agentenv.engine.contract import Attachment
 from agentenv.engine.control import LineControl
-from agentenv.errors import GuestError, InfraError, faults
+from agentenv.errors import GuestError, faults
 from agentenv.host import netns
 
 PORT = 49982  # rust/agent/src/control/tcp.rs
@@ -96,8 +96,6 @@ class TcpControl:
         for key in self._keys.read():
             try:
                 connected = await self._connect()
-            except InfraError:
-                raise
             except OSError:
                 return None
             line = await LineControl.on(connected, key.encode())

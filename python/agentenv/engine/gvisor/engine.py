@@ -20,14 +20,14 @@ from agentenv.engine.contract import (
 )
 from agentenv.engine.gvisor import bundle, checkpoint
 from agentenv.engine.gvisor.bundle import RunFiles
-from agentenv.engine.gvisor.control import fresh_key
+from agentenv.engine.gvisor.control import Keys, fresh_key
 from agentenv.engine.gvisor.machine import GvisorMachine
 from agentenv.engine.gvisor.roots import RootMounts
-from agentenv.engine.process import make_cgroup, process_name, sweep, tail
+from agentenv.engine.process import make_cgroup, process_name, sweep, tail, version_of
 from agentenv.errors import InfraError, faults
 from agentenv.host.cgroup import Cgroups
 from agentenv.host.probe import cpu_model
-from agentenv.host.process import Launcher, ProcessSpec, ProcessStatus, run
+from agentenv.host.process import Launcher, ProcessSpec, ProcessStatus
 
 PLATFORM = "systrap"
 MOST_CPUS = 2
@@ -160,10 +160,4 @@ def _write(files: RunFiles, root: Path) -> None:
         files.upper.mkdir(mode=0o700, exist_ok=True)
         files.config.touch(mode=0o600)
         files.config.write_text(json.dumps(bundle.config(root, key)))
-        files.keys.touch(mode=0o600)
-        files.keys.write_text(json.dumps([key]))
-
-
-async def version_of(runsc: Path) -> str:
-    done = await run((str(runsc), "--version"), timeout=20)
-    return done.stdout.decode().split("version ", 1)[-1].split()[0]
+    Keys(files.keys).write([key])

@@ -20,14 +20,14 @@ from agentenv.engine.contract import (
     Suspended,
     Traits,
 )
-from agentenv.engine.process import make_cgroup, process_name, sweep
+from agentenv.engine.process import make_cgroup, process_name, sweep, version_of
 from agentenv.engine.qemu import argv, initrd, probe
 from agentenv.engine.qemu.argv import Guest, RunFiles
 from agentenv.engine.qemu.machine import QemuMachine
 from agentenv.errors import InfraError, faults
 from agentenv.host.cgroup import Cgroups
 from agentenv.host.probe import cpu_model
-from agentenv.host.process import Launcher, ProcessSpec, run
+from agentenv.host.process import Launcher, ProcessSpec
 from agentenv.host.tools import GuestKernel
 
 OpenTap = Callable[[Path, str], int]
@@ -222,8 +222,3 @@ def _features(guest: Guest, capabilities: Capabilities) -> Features:
         kernel=guest.kernel.name,
         tsc_khz=guest.tsc_khz,
     )
-
-
-async def version_of(qemu: Path) -> str:
-    done = await run((str(qemu), "--version"), timeout=20)
-    return done.stdout.decode().split("version ", 1)[-1].split()[0]
