@@ -221,10 +221,12 @@ class Builds:
 
     async def tidy(self, template_id: str) -> None:
         """Drop builds that no tag means, old failures, and steps that were not used for long."""
+        rows = await self._records.builds(template_id)
+        # Asked after the builds: one that is ready by now is meant by its tags by now.
         template = await self._records.template(template_id)
         meant = set(template.tags.values()) if template else set[str]()
         failures = 0
-        for row in await self._records.builds(template_id):
+        for row in rows:
             failures += row.status == FAILED
             is_over = row.status == READY or (row.status == FAILED and failures > KEPT_FAILURES)
             if is_over and row.id not in meant:

@@ -280,6 +280,25 @@ async def test_tags_move_when_a_build_is_ready_and_what_nothing_means_goes(site)
             await site.builds.request(bad, (), {})
 
 
+async def test_tidying_spares_a_build_that_gets_ready_meanwhile(site, monkeypatch):
+    first = await site.build(recipe(run("touch /a")))
+    newer = replace(first, id="newer", doc={})
+
+    def then_ready(ask):
+        async def asked(*args):
+            found = await ask(*args)
+            if await site.records.build(newer.id) is None:
+                await site.records.put_build(newer, ["default"])
+            return found
+
+        return asked
+
+    for each in (site.records.builds, site.records.template):
+        monkeypatch.setattr(site.records, each.__name__, then_ready(each))
+    await site.builds.tidy(first.template_id)
+    assert await site.records.build(newer.id)
+
+
 async def test_a_template_that_goes_takes_its_builds_with_it(site, tmp_path):
     template, row = await site.builds.request("made", (), {})
     await site.builds.begin(template.id, row.id, recipe(run("block")))
