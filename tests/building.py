@@ -20,6 +20,7 @@ from agentenv.sandbox.state import State
 from agentenv.store.records import ImageRow, SnapshotRow
 from agentenv.store.sql import SqlRecords
 from agentenv.template.bases import Bases
+from agentenv.template.build import Size
 from agentenv.template.builds import Builds
 from agentenv.template.ground import Exit, Output
 from agentenv.template.uploads import Uploads
@@ -48,13 +49,13 @@ class Yard:
         self.blocked = asyncio.Event()
         self.failure: Exception | None = None
 
-    async def begin(self, image_id, snapshot_id, resources, guest):
+    async def begin(self, image_id, snapshot_id, resources, guest, engine):
         self.history.append(f"begin {'snapshot' if snapshot_id else image_id}")
         name = new_id("sbx")
         made = copy.deepcopy(self.snapshots[snapshot_id]) if snapshot_id else Machine()
         self.machines[name] = made
         return SandboxInfo(
-            name, State.RUNNING, "", "", image_id or "", None, None, NOW, NOW, resources, guest
+            name, State.RUNNING, "", "", image_id or "", None, None, NOW, NOW, resources, guest, engine
         )  # fmt: skip
 
     @asynccontextmanager
@@ -71,7 +72,7 @@ class Yard:
         self.history.append("end")
         self.machines.pop(sandbox_id, None)
 
-    async def usable(self, snapshot_id):
+    async def usable(self, snapshot_id, engine):
         return snapshot_id in self.snapshots and snapshot_id not in self.refused
 
     def tidy(self):
@@ -210,7 +211,8 @@ async def building(folder):
     yard, shelf = Yard(records), Shelf(records)
 
     async def sizes(asked):
-        return replace(SIZE, **{k: v for k, v in asked.items() if k != "free_mib"})
+        changes = {k: v for k, v in asked.items() if k not in ("free_mib", "engine")}
+        return Size(replace(SIZE, **changes), asked.get("engine") or "qemu")
 
     builds = Builds(
         records,

@@ -17,10 +17,11 @@ from typing import Any, cast
 
 from agentenv.errors import UserError
 
+AUTO = "auto"
+ENGINES = ("qemu", "gvisor")
 DEFAULT_HOME = Path("/var/lib/agentenv")
 # Where a home that is not on its own folder remembers its store, for every verb.
 STORE_NOTE = "store-url"
-ENGINES = ("auto", "qemu", "gvisor")
 MOST_BYTES = 1 << 60
 
 
@@ -50,7 +51,9 @@ class Config:
     peers: tuple[str, ...] = _key((), "http://HOST:PORT", "nodes asked for chunks before the store")
     peer_listen: str = _key("", "HOST:PORT", "empty: no node is answered; needs peer_token")
     peer_token: str = _key("", "file", "the secret that nodes of one cluster share")
-    engine: str = _key("auto", "auto|qemu|gvisor", "auto: qemu, with KVM where it works")
+    engine: str = _key(
+        AUTO, "auto|qemu|gvisor", "auto: qemu where KVM works, else gvisor, else qemu emulating"
+    )
     vcpus: int = _key(0, "CPUs, 0: 1 if emulated, else 2", "emulated CPUs share the host's cores")
     memory_mib: int = _key(512, "MiB", "fits a shell, Python and a test run")
     disk_mib: int = _key(8192, "MiB", "thin: only written blocks take space on the host")
@@ -158,8 +161,9 @@ def _coerce(name: str, value: Any) -> Any:
 
 
 def _checked(config: Config) -> Config:
-    if config.engine not in ENGINES:
-        raise _invalid("engine", f"is {config.engine!r}", f"it takes one of {', '.join(ENGINES)}")
+    if config.engine not in (AUTO, *ENGINES):
+        takes = ", ".join((AUTO, *ENGINES))
+        raise _invalid("engine", f"is {config.engine!r}", f"it takes one of {takes}")
     host, _, port = config.listen.rpartition(":")
     if not host or not port.isdigit() or int(port) > 65535:
         raise _invalid("listen", f"is {config.listen!r}", "it takes HOST:PORT")

@@ -87,7 +87,7 @@ class NetworkBody(EgressBody):
 
 
 class CreateBody(BaseModel):
-    """NewSandbox and NewSandboxV2; ``cpuCount``, ``memoryMB``, ``diskSizeMB`` are our additions."""
+    """NewSandbox and NewSandboxV2; sizes and ``engine`` are our additions."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -104,6 +104,7 @@ class CreateBody(BaseModel):
     cpuCount: int | None = Field(None, ge=1, le=64, strict=True)
     memoryMB: int | None = Field(None, ge=64, le=1 << 20, strict=True)
     diskSizeMB: int | None = Field(None, ge=64, le=4 << 20, strict=True)
+    engine: str | None = Field(None, max_length=32)
 
     @field_validator("envVars")
     @classmethod
@@ -144,6 +145,7 @@ class CreateBody(BaseModel):
             vcpus=self.cpuCount,
             memory_mib=self.memoryMB,
             disk_mib=self.diskSizeMB,
+            engine=self.engine,
         )
 
     def _lifecycle(self) -> Lifecycle:
@@ -245,6 +247,7 @@ def listed(info: SandboxInfo, node: str) -> dict[str, Any]:
         "cpuCount": info.resources.vcpus,
         "memoryMB": info.resources.memory_mib,
         "diskSizeMB": info.resources.disk_mib,
+        "engine": info.engine,
         "state": str(info.state.shown),
         "envdVersion": ENVD_VERSION,
         "metadata": info.metadata,

@@ -18,7 +18,7 @@ from agentenv.store.records import BuildRow, TemplateRow
 from agentenv.template.bases import Login
 from agentenv.template.builds import Progress
 from agentenv.template.journal import LogEntry
-from agentenv.template.named import resources_of_build
+from agentenv.template.named import engine_of_build, resources_of_build
 from agentenv.template.recipe import Base, Kind, Origin, Recipe, Stage, Step
 
 MAX_STEPS = 1000
@@ -27,7 +27,7 @@ Files = Annotated[str, StringConstraints(pattern="^[0-9a-f]{64}$")]
 
 
 class TemplateBody(BaseModel):
-    """TemplateBuildRequestV3; ``diskSizeMB`` is ours."""
+    """TemplateBuildRequestV3; ``diskSizeMB`` and ``engine`` are ours."""
 
     name: str | None = Field(None, min_length=1, max_length=256)
     alias: str | None = Field(None, min_length=1, max_length=256)
@@ -36,18 +36,20 @@ class TemplateBody(BaseModel):
     memoryMB: int | None = Field(None, ge=64, le=1 << 20, strict=True)
     diskSizeMB: int | None = Field(None, ge=64, le=4 << 20, strict=True)
     minFreeDiskMb: int | None = Field(None, ge=0, le=4 << 20, strict=True)
+    engine: str | None = Field(None, max_length=32)
 
     def named(self) -> str:
         if not (name := self.name or self.alias):
             raise UserError("name is missing", code="invalid_name")
         return name
 
-    def resources(self) -> dict[str, int]:
-        asked = {
+    def resources(self) -> dict[str, Any]:
+        asked: dict[str, Any] = {
             "vcpus": self.cpuCount,
             "memory_mib": self.memoryMB,
             "disk_mib": self.diskSizeMB,
             "free_mib": self.minFreeDiskMb,
+            "engine": self.engine,
         }
         return {name: value for name, value in asked.items() if value is not None}
 
@@ -204,7 +206,7 @@ def log_entry(entry: LogEntry) -> dict[str, Any]:
 
 
 def template(row: TemplateRow, builds: Sequence[BuildRow]) -> dict[str, Any]:
-    """E2B's Template, and ``tags`` and ``imageID`` of ours."""
+    """E2B's Template, and ``tags``, ``imageID`` and ``engine`` of ours."""
     shown = current(row, builds)
     return {
         "templateID": row.id,
@@ -223,6 +225,7 @@ def template(row: TemplateRow, builds: Sequence[BuildRow]) -> dict[str, Any]:
         "buildStatus": shown.status if shown else "waiting",
         "tags": row.tags,
         "imageID": shown.image_id if shown else None,
+        "engine": engine_of_build(shown) if shown else None,
     }
 
 

@@ -12,14 +12,15 @@ from agentenv.cli.server import Home, Url, ask
 from agentenv.cli.start_ import (
     Cpus,
     Disk,
+    Engine,
     Env,
     Memory,
     NoInternet,
     Template,
     User,
     Workdir,
+    machine,
     pairs,
-    sizes,
 )
 from agentenv.errors import UserError
 from agentenv.sdk.client import Client
@@ -43,6 +44,7 @@ def command(
     cpus: Cpus = None,
     memory: Memory = None,
     disk: Disk = None,
+    engine: Engine = None,
     no_internet: NoInternet = False,
     home: Home = None,
     url: Url = None,
@@ -55,7 +57,7 @@ def command(
 
     async def work(client: Client) -> int:
         made = await client.create(
-            template, timeout=timeout, **sizes(cpus, memory, disk, no_internet)
+            template, timeout=timeout, **machine(cpus, memory, disk, engine, no_internet)
         )
         sandbox_id = made["sandboxID"]
         output.note(f"sandbox {sandbox_id}")

@@ -154,11 +154,12 @@ async def _serve(effective: config.Config) -> None:
             lifespan="off",
             timeout_graceful_shutdown=GRACE,
         )
-        capabilities = await node.ground.engine.capabilities()
+        choice = node.ground.engines.choice
+        chosen = (await node.ground.engines.capabilities())[choice.engine]
         print(
             f"AgentENV on {effective.scheme}://{effective.listen}, home {effective.home}",
             flush=True,
         )
-        print(f"engine {capabilities.engine} {capabilities.version}, {capabilities.accelerator}")
+        print(f"engine {chosen.engine} {chosen.version}, {chosen.accelerator}: {choice.reason}")
         print(f"API key in {effective.api_key_file}", flush=True)
         await serve_until_told(uvicorn.Server(settings))

@@ -18,6 +18,9 @@ Env = Annotated[list[str] | None, typer.Option("-e", "--env", help="NAME=value, 
 Cpus = Annotated[int | None, typer.Option("--cpus", help="Virtual CPUs")]
 Memory = Annotated[int | None, typer.Option("--memory", help="MiB")]
 Disk = Annotated[int | None, typer.Option("--disk", help="MiB, thin")]
+Engine = Annotated[
+    str | None, typer.Option("--engine", help="qemu or gvisor [the template's, or the node's]")
+]
 NoInternet = Annotated[bool, typer.Option("--no-internet", help="Deny all outbound traffic")]
 
 
@@ -31,6 +34,7 @@ def command(
     cpus: Cpus = None,
     memory: Memory = None,
     disk: Disk = None,
+    engine: Engine = None,
     no_internet: NoInternet = False,
     auto_pause: Annotated[
         bool, typer.Option("--auto-pause", help="Pause it at its deadline, not end it")
@@ -48,7 +52,7 @@ def command(
 
     Examples: id=$(aenv start base --timeout 3600)    aenv start base --auto-pause --auto-resume
     """
-    options = sizes(cpus, memory, disk, no_internet)
+    options = machine(cpus, memory, disk, engine, no_internet)
 
     async def work(client: Client) -> dict[str, Any]:
         return await client.create(
@@ -67,14 +71,19 @@ def command(
     print(made["sandboxID"])
 
 
-def sizes(
-    cpus: int | None, memory: int | None, disk: int | None, no_internet: bool
+def machine(
+    cpus: int | None,
+    memory: int | None,
+    disk: int | None,
+    engine: str | None,
+    no_internet: bool,
 ) -> dict[str, Any]:
     """The options as fields of the create request."""
     return {
         "cpuCount": cpus,
         "memoryMB": memory,
         "diskSizeMB": disk,
+        "engine": engine,
         "allow_internet_access": False if no_internet else None,
     }
 

@@ -13,7 +13,7 @@ from agentenv.cli import output
 from agentenv.cli.follow_build import follow_build
 from agentenv.cli.output import Form, Output
 from agentenv.cli.server import Home, Url, ask
-from agentenv.cli.start_ import Cpus, Disk, Memory, pairs
+from agentenv.cli.start_ import Cpus, Disk, Engine, Memory, pairs
 from agentenv.cli.template_init import init
 from agentenv.errors import UserError
 from agentenv.sdk.client import Client
@@ -53,6 +53,7 @@ def build(
     cpus: Cpus = None,
     memory: Memory = None,
     disk: Disk = None,
+    engine: Engine = None,
     home: Home = None,
     url: Url = None,
 ) -> None:
@@ -73,11 +74,11 @@ def build(
         if not start:
             raise UserError("the Dockerfile names no command", fix="give --start CMD")
     called = name or _name_of(wanted.context.folder)
-    sizes = {"cpuCount": cpus, "memoryMB": memory, "diskSizeMB": disk, "tags": tag}
+    sizes = {"cpuCount": cpus, "memoryMB": memory, "diskSizeMB": disk, "engine": engine}
 
     async def work(client: Client) -> dict[str, Any]:
         templates = Templates(client)
-        made = await templates.request(called, **sizes)
+        made = await templates.request(called, tags=tag, **sizes)
         extra = {"startCmd": start, "readyCmd": ready, "force": no_cache}
         given = {key: value for key, value in extra.items() if value}
 
@@ -115,12 +116,13 @@ def ls(form: Output = Form.AUTO, home: Home = None, url: Url = None) -> None:
             each["templateID"],
             " ".join(sorted(each["tags"])),
             _size(each),
+            each["engine"] or "any",
             each["buildStatus"],
             each["updatedAt"][:16].replace("T", " "),
         )
         for each in found
     ]
-    output.table(("NAME", "ID", "TAGS", "SIZE", "STATUS", "UPDATED"), rows, found, form)
+    output.table(("NAME", "ID", "TAGS", "SIZE", "ENGINE", "STATUS", "UPDATED"), rows, found, form)
 
 
 def _size(each: dict[str, Any]) -> str:

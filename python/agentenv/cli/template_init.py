@@ -16,6 +16,7 @@ from agentenv.cli import output
 from agentenv.cli.follow_build import follow_build
 from agentenv.cli.image_ import progress
 from agentenv.cli.server import Home, Url, ask
+from agentenv.cli.start_ import Engine
 from agentenv.errors import InfraError
 from agentenv.sdk.client import Client
 from agentenv.sdk.templates import Templates
@@ -29,6 +30,7 @@ def init(
         list[str] | None, typer.Argument(help="base, code-interpreter-v1 [both]")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Start and snapshot them again")] = False,
+    engine: Engine = None,
     home: Home = None,
     url: Url = None,
 ) -> None:
@@ -47,7 +49,7 @@ def init(
         templates = Templates(client)
         await templates.all()  # before minutes are spent: does a server answer
         images = await _images(wanted, home)
-        return [await _build(templates, each, images[each.name], force) for each in wanted]
+        return [await _build(templates, each, images[each.name], engine, force) for each in wanted]
 
     made = ask(home, url, work)
     if not output.interactive():
@@ -74,9 +76,13 @@ async def _images(wanted: list[Shipped], home: Path | None) -> dict[str, dict[st
 
 
 async def _build(
-    templates: Templates, shipped: Shipped, image: Mapping[str, Any], force: bool
+    templates: Templates,
+    shipped: Shipped,
+    image: Mapping[str, Any],
+    engine: str | None,
+    force: bool,
 ) -> dict[str, Any]:
-    made = await templates.request(shipped.name, memoryMB=shipped.memory_mib)
+    made = await templates.request(shipped.name, memoryMB=shipped.memory_mib, engine=engine)
 
     async def recipe() -> dict[str, Any]:
         commands = {"startCmd": shipped.start, "readyCmd": shipped.ready}

@@ -119,7 +119,14 @@ class LocalCluster:
 
     async def nodes(self) -> Sequence[NodeInfo]:
         node = self._node
-        capabilities = asdict(await node.ground.engine.capabilities())
+        engines = node.ground.engines
+        able = {name: asdict(each) for name, each in (await engines.capabilities()).items()}
+        capabilities = {
+            **able[engines.choice.engine],
+            "reason": engines.choice.reason,
+            "engines": able,
+            "missing": dict(engines.missing),
+        }
         running = [info for info in node.list() if info.state == "running"]
         warm = node.ground.warm
         load: dict[str, Any] = {

@@ -239,10 +239,10 @@ class Traits:
 
     ``one_root``: the root is wanted as one file, not as segments. ``layered``: the writable disk
     is a thing of its own, and memory is saved as what changed since the machine was restored; an
-    engine that is not saves all it has as one file. ``waits``: ``ready`` needs no root.
-    ``disk_name`` is that of a machine's writable disk. ``overhead`` is what the engine itself may
-    take, in bytes; ``pids`` its threads. ``bounds_cpus``: it sees to it itself that a guest has no
-    more CPUs than it was given.
+    engine that is not saves all it has as one file. ``waits``: ``ready`` needs neither root nor
+    disk. ``disk_name`` is that of a machine's writable disk. ``overhead`` is what the engine itself
+    may take, in bytes; ``pids`` its threads. ``bounds_cpus``: it sees to it itself that a guest has
+    no more CPUs than it was given.
     """
 
     name: str
@@ -272,9 +272,13 @@ class Engine(Protocol):
 
     async def features(self) -> Features: ...
 
+    async def make_disk(self, path: Path, size_mib: int, uid: int) -> None:
+        """An empty disk to write to, sparse. Raises InfraError."""
+        ...
+
     async def ready(self, spec: MachineSpec) -> Machine:
-        """A machine of this size in this place that waits to be restored; its root and disks are
-        not looked at yet. Raises as ``boot``."""
+        """A machine of this size in this place that waits to be restored; root and disks are not
+        looked at yet if the engine ``waits``. Raises as ``boot``."""
         ...
 
     async def restore(self, waiting: Machine, spec: MachineSpec, saved: Suspended) -> None:

@@ -10,13 +10,16 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from agentenv.config import Config
+from agentenv.config import ENGINES, Config
+from agentenv.engine.contract import Engine
+from agentenv.engine.engines import Engines
+from agentenv.engine.gvisor import probe as gvisor
 from agentenv.engine.gvisor.engine import Files as GvisorFiles
 from agentenv.engine.gvisor.engine import GvisorEngine
 from agentenv.engine.process import version_of
 from agentenv.engine.qemu import disk, initrd, probe
 from agentenv.engine.qemu.engine import Files, QemuEngine
-from agentenv.errors import Conflict, InfraError, UserError
+from agentenv.errors import AgentEnvError, Conflict, InfraError, UserError
 from agentenv.host import netns
 from agentenv.host.cgroup import Cgroups
 from agentenv.host.process import Launcher
@@ -47,11 +50,23 @@ def engine_files(config: Config, tools: Tools) -> Files:
     )
 
 
-def make_engine(
-    config: Config, tools: Tools, launcher: Launcher, cgroups: Cgroups
-) -> QemuEngine | GvisorEngine:
-    """The engine that the configuration names. Raises MissingTool, UserError (``path_closed``)."""
-    if config.engine == "gvisor":
+def make_engines(config: Config, tools: Tools, launcher: Launcher, cgroups: Cgroups) -> Engines:
+    """All that this machine has the programs for."""
+    made: dict[str, Engine] = {}
+    missing: dict[str, AgentEnvError] = {}
+    for name in ENGINES:
+        try:
+            made[name] = _make_engine(name, config, tools, launcher, cgroups)
+        except AgentEnvError as error:
+            missing[name] = error
+    return Engines(made, missing, config.engine)
+
+
+def _make_engine(
+    name: str, config: Config, tools: Tools, launcher: Launcher, cgroups: Cgroups
+) -> Engine:
+    """Raises MissingTool, UserError (``path_closed``)."""
+    if name == "gvisor":
         files = GvisorFiles(
             runsc=tools.find("runsc"),
             agent=tools.binary("agentenv-agent"),
@@ -92,7 +107,7 @@ async def open_node(config: Config, *, serve: bool = True) -> AsyncGenerator[Nod
     )
     launcher = SupervisedLauncher(config.runtime_dir / "supervisor.sock")
     cgroups = Cgroups(f"agentenv/{config.tag}")
-    engine = make_engine(config, tools, launcher, cgroups)
+    engines = make_engines(config, tools, launcher, cgroups)
     data_plane = DataPlane(
         DataPlaneConfig(
             tools.binary("agentenv-edge"),
@@ -155,7 +170,7 @@ async def open_node(config: Config, *, serve: bool = True) -> AsyncGenerator[Nod
             disk.written_spans,
         )
         ground = NodeGround(
-            engine=engine,
+            engines=engines,
             records=records,
             catalog=catalog,
             slots=slots,
@@ -176,7 +191,7 @@ async def open_node(config: Config, *, serve: bool = True) -> AsyncGenerator[Nod
             storage_is_new = serve and await block_server.start()
             if serve:
                 await data_plane.start()
-                await engine.prepare()
+                await engines.prepare()
             await node.start(storage_lost=storage_is_new, serve=serve)
             occupied = False
             if serve:
@@ -190,7 +205,7 @@ async def open_node(config: Config, *, serve: bool = True) -> AsyncGenerator[Nod
             await data_plane.close(everything=empty)
             await slots.close(everything=empty)
             if empty:
-                await engine.leave()
+                await engines.leave()
                 await _leave(config, launcher, cgroups)
 
 
@@ -249,6 +264,9 @@ async def examine_host(config: Config) -> list[doctor.Finding]:
         )
         return verdict.works, verdict.reason
 
+    async def try_gvisor() -> None:
+        await gvisor.must_run(tools.find("runsc"))
+
     # A look at a machine must not begin a home there.
     with tempfile.TemporaryDirectory(prefix="aenv-doctor-") as temporary:
-        return await doctor.examine(config, tools, probe_kvm)
+        return await doctor.examine(config, tools, probe_kvm, try_gvisor)

@@ -12,7 +12,7 @@ from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from agentenv.config import Config
+from agentenv.config import AUTO, Config
 from agentenv.errors import AgentEnvError, InfraError, MissingTool
 from agentenv.host import probe
 from agentenv.host.tools import SETUP, GuestKernel, Tools
@@ -103,7 +103,7 @@ def judge_kvm(access: probe.Access, works: bool, reason: str) -> Finding:
     """``works`` and ``reason`` come from a real boot of the guest kernel."""
     if works:
         return Finding("kvm", "ok", reason or "a guest boots with it")
-    slow = "sandboxes are emulated, CPU-bound work takes about 20 times as long"
+    slow = "under QEMU sandboxes are emulated"
     remedy = {
         probe.Access.ABSENT: "enable virtualisation (firmware, or nested in the hypervisor) "
         "and load kvm_intel or kvm_amd",
@@ -112,6 +112,23 @@ def judge_kvm(access: probe.Access, works: bool, reason: str) -> Finding:
     }[access]
     found = f"/dev/kvm {access}" + (f", {reason}" if reason else "")
     return Finding("kvm", "warn", f"{found}: {slow}", remedy)
+
+
+def judge_engine(wanted: str, kvm: bool, gvisor: AgentEnvError | None) -> Finding:
+    """What runs the sandboxes of a node here; ``gvisor`` is why that cannot."""
+    name = "engine"
+    if wanted == "gvisor" and gvisor:
+        return Finding(
+            name, "fail", f"{gvisor.message}: {gvisor.why}", "engine = auto, or: " + SETUP
+        )
+    if wanted != AUTO:
+        return Finding(name, "ok", f"{wanted}, as the configuration names it")
+    if kvm:
+        return Finding(name, "ok", "qemu with KVM")
+    if gvisor is None:
+        return Finding(name, "ok", "gvisor, at native speed without KVM")
+    found = f"qemu without KVM, emulated: 20 times as slow at computing; {gvisor.message}"
+    return Finding(name, "warn", found, SETUP)
 
 
 def judge_memory(memory: probe.Memory, sandbox: int) -> Finding:
@@ -262,11 +279,13 @@ async def examine(
     config: Config,
     tools: Tools,
     probe_kvm: Callable[[], Awaitable[tuple[bool, str]]],
+    try_gvisor: Callable[[], Awaitable[None]],
 ) -> list[Finding]:
     """All findings, in the order in which a person would mend them.
 
     ``probe_kvm`` boots the guest kernel with KVM and says whether it came up, and what it saw;
-    if it cannot be asked (its tools are missing) that is a finding too.
+    if it cannot be asked (its tools are missing) that is a finding too. ``try_gvisor`` raises what
+    keeps gVisor from running a program.
     """
     kernel = await asyncio.to_thread(probe.read_kernel)
     memory = await asyncio.to_thread(probe.read_memory)
@@ -275,7 +294,7 @@ async def examine(
     return [
         judge_kernel(kernel),
         judge_privileges(kernel),
-        await _kvm(probe_kvm),
+        *await _engines(config.engine, probe_kvm, try_gvisor),
         *await asyncio.gather(*(_tool(wanted, tools) for wanted in WANTED)),
         judge_guest_kernel(_or_missing(tools.kernel)),
         *(
@@ -307,13 +326,22 @@ async def _ask_store(url: str) -> AgentEnvError | None:
     return None
 
 
-async def _kvm(probe_kvm: Callable[[], Awaitable[tuple[bool, str]]]) -> Finding:
+async def _engines(
+    wanted: str,
+    probe_kvm: Callable[[], Awaitable[tuple[bool, str]]],
+    try_gvisor: Callable[[], Awaitable[None]],
+) -> list[Finding]:
     access = probe.read_device(Path("/dev/kvm"))
     try:
         works, reason = await probe_kvm()
     except InfraError as error:
         works, reason = False, f"not probed: {error.message}"
-    return judge_kvm(access, works, reason)
+    gvisor: AgentEnvError | None = None
+    try:
+        await try_gvisor()
+    except AgentEnvError as error:
+        gvisor = error
+    return [judge_kvm(access, works, reason), judge_engine(wanted, works, gvisor)]
 
 
 async def _tool(wanted: Wanted, tools: Tools) -> Finding:

@@ -55,6 +55,7 @@ def child(
         end_at=now + lifetime,
         resources=manifest.resources,
         guest=source.guest,
+        engine=manifest.engine,
         alias=source.alias,
         access_token=secrets.token_hex(32) if source.access_token else None,
         traffic_token=secrets.token_hex(32) if source.traffic_token else None,

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from agentenv.concurrency import Tasks
 from agentenv.engine.contract import Engine, FlatSource
-from agentenv.engine.gvisor import upper
-from agentenv.engine.qemu import disk
+from agentenv.engine.engines import Engines
 from agentenv.errors import InfraError
 from agentenv.layer.catalog import ImageCatalog
 from agentenv.layer.layers import Part
@@ -21,9 +20,9 @@ from agentenv.node.data_plane import DataPlane
 from agentenv.node.edge import Resolver, Route
 from agentenv.node.roots import Roots
 from agentenv.node.slots import OPEN, SlotPool
-from agentenv.node.warm import Shape, WarmPool
-from agentenv.sandbox.ground import Place, Seat
-from agentenv.sandbox.launch import make_folders, waiting_spec
+from agentenv.node.warm import WarmPool
+from agentenv.sandbox.ground import Place, Seat, Shape
+from agentenv.sandbox.launch import make_folders, shape_of, start_waiting
 from agentenv.sandbox.network import Policy
 from agentenv.sandbox.record import SandboxInfo, to_row
 from agentenv.snapshot.repository import Snapshots
@@ -51,7 +50,7 @@ class NodeGround:
     def __init__(
         self,
         *,
-        engine: Engine,
+        engines: Engines,
         records: Records,
         catalog: ImageCatalog,
         slots: SlotPool,
@@ -63,19 +62,17 @@ class NodeGround:
         name_servers: tuple[str, ...],
         warm_machines: int,
     ) -> None:
-        self._engine, self._records, self._catalog = engine, records, catalog
+        self.engines, self._records, self._catalog = engines, records, catalog
         self._snapshots = snapshots
         self._slots, self._data_plane, self._roots = slots, data_plane, roots
         self._block_server = block_server
         self._tasks = Tasks()
         self._booted: dict[str, tuple[str, FlatSource]] = {}
         self._folders, self._name_servers = folders, name_servers
-        most = warm_machines if engine.traits.waits else 0
-        self.warm = WarmPool(self._start_waiting, self._drop_waiting, most)
+        self.warm = WarmPool(self._start_waiting, self._drop_waiting, warm_machines)
 
-    @property
-    def engine(self) -> Engine:
-        return self._engine
+    def engine(self, name: str) -> Engine:
+        return self.engines.named(name)
 
     @property
     def snapshots(self) -> Snapshots:
@@ -85,8 +82,7 @@ class NodeGround:
         await self._records.put_sandbox(to_row(info))
 
     async def take_seat(self, info: SandboxInfo) -> Seat:
-        size = info.resources
-        if self._restores(info) and (seat := self.warm.take((size.vcpus, size.memory_mib))):
+        if self._restores(info) and (seat := self.warm.take(shape_of(self, info))):
             try:
                 if info.network != OPEN:
                     await self.fence(seat.place.index, info.network)
@@ -116,8 +112,8 @@ class NodeGround:
     async def _start_waiting(self, shape: Shape) -> Seat:
         seat = await self._seat(new_id(), OPEN)
         try:
-            spec = waiting_spec(self, seat.machine, seat.place, *shape)
-            return replace(seat, waiting=await self._engine.ready(spec))
+            waiting = await start_waiting(self, seat.machine, seat.place, shape)
+            return replace(seat, waiting=waiting)
         except BaseException:
             await asyncio.shield(self._remove_seat(seat))
             raise
@@ -128,6 +124,7 @@ class NodeGround:
         await self._remove_seat(seat)
 
     async def _remove_seat(self, seat: Seat) -> None:
+        await self.release(seat.machine)
         for folder in (self.run_dir(seat.machine), self.files(seat.machine)):
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
         await self._slots.release(seat.place.index)
@@ -147,8 +144,8 @@ class NodeGround:
         await self.warm.close()
         await self._snapshots.close()
 
-    async def root(self, image_id: str, machine: str) -> FlatSource:
-        return await self._roots.image(image_id, machine, whole=self._engine.traits.one_root)
+    async def root(self, image_id: str, machine: str, *, whole: bool) -> FlatSource:
+        return await self._roots.image(image_id, machine, whole=whole)
 
     async def blank(self, size_mib: int) -> Part:
         return await self._roots.blank(size_mib)
@@ -179,12 +176,6 @@ class NodeGround:
     async def _learn(self, machine: str) -> None:
         if booted := self._booted.pop(machine, None):
             await self._roots.learn_first_use(*booted)
-
-    async def make_disk(self, path: Path, size_mib: int, uid: int) -> None:
-        if self._engine.traits.layered:
-            await disk.make(self._folders.disks, path, size_mib, uid)
-        else:
-            await upper.make(path, size_mib)
 
     def files(self, machine: str) -> Path:
         return self._folders.sandboxes / machine
@@ -234,7 +225,7 @@ class NodeGround:
     async def reconcile(self, in_use: set[int], owned: set[str], *, serve: bool) -> None:
         """Remove what an earlier server left and no record owns: engines, folders, slots.
         ``owned`` are machines. Where nobody is served, no block server is asked to tidy."""
-        await self._engine.sweep(owned)
+        await self.engines.sweep(owned)
         for parent in (self._folders.sandboxes, self._folders.run):
             for folder in parent.glob("*"):
                 if folder.name not in owned:

@@ -8,7 +8,7 @@ import os
 import secrets
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import asdict, replace
 from datetime import timedelta
 from typing import Any
 
@@ -16,19 +16,18 @@ from agentenv.concurrency import KeyedLocks, Tasks, detached
 from agentenv.config import Config
 from agentenv.errors import Conflict, InfraError, NotFound, UserError
 from agentenv.layer.catalog import ImageCatalog
-from agentenv.model import SANDBOX_ID, Guest, ImageConfig, Resources, new_id
+from agentenv.model import Resources, new_id
 from agentenv.node.block_server import BlockServer
 from agentenv.node.ground import NodeGround
 from agentenv.node.metrics import MetricsStore, Sampler
+from agentenv.node.origin import Origin, Origins, fixed_size, guest_of, made_by
 from agentenv.sandbox.network import Policy
 from agentenv.sandbox.record import Idempotency, NewSandbox, SandboxInfo, from_row
 from agentenv.sandbox.sandbox import Sandbox, utcnow
 from agentenv.sandbox.state import State
 from agentenv.sandbox.suspend import How
 from agentenv.snapshot.manifest import Manifest
-from agentenv.store.records import READY, Records, SandboxRow
-from agentenv.template.named import find_build, guest_of_build
-from agentenv.template.names import means_image
+from agentenv.store.records import Records, SandboxRow
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +55,7 @@ class Node:
         self.block_server = block_server
         self.id = config.tag
         self._tasks = Tasks()
+        self._origins = Origins(records, catalog, ground.snapshots, self._tasks)
         self._boots = asyncio.Semaphore(BOOTS_PER_CPU * (os.cpu_count() or 1))
         self._restores = asyncio.Semaphore(RESTORES_PER_CPU * (os.cpu_count() or 1))
         self._live: dict[str, Sandbox] = {}
@@ -155,7 +155,7 @@ class Node:
         return None
 
     async def _create(self, request: NewSandbox) -> SandboxInfo:
-        origin = await self._resolve(request.template)
+        origin = await self._origins.resolve(request.template)
         if origin.snapshot_id is None:
             return await self._start(request, origin, None)
         async with self.ground.snapshots.held(origin.snapshot_id) as manifest:
@@ -166,12 +166,13 @@ class Node:
     ) -> SandboxInfo:
         now = utcnow()
         if manifest:
-            resources, image_id = self._fixed(request, manifest), manifest.image_id
+            engine = made_by(manifest, request.engine)
+            resources, image_id = fixed_size(request, manifest), manifest.image_id
             guest = origin.guest or manifest.guest
             guest = replace(guest, env={**guest.env, **request.env})
         else:
             assert origin.image_id is not None
-            image_id = origin.image_id
+            image_id, engine = origin.image_id, self.ground.engines.asked(request.engine)
             resources = await self.resources(request)
             guest = guest_of((await self.catalog.find(image_id)).config, request.env)
         info = SandboxInfo(
@@ -186,6 +187,7 @@ class Node:
             end_at=now + timedelta(seconds=request.timeout or self.config.sandbox_timeout),
             resources=resources,
             guest=guest,
+            engine=engine,
             alias=origin.alias,
             access_token=secrets.token_hex(32) if request.secure else None,
             traffic_token=None if request.network.public else secrets.token_hex(32),
@@ -212,63 +214,10 @@ class Node:
         """A boot keeps a core busy for seconds, a restore for some 50 milliseconds."""
         return self._restores if info.snapshot_id else self._boots
 
-    @staticmethod
-    def _fixed(request: NewSandbox, manifest: Manifest) -> Resources:
-        """A snapshot's sizes are what they are. Raises UserError for others."""
-        made = manifest.resources
-        wanted = (request.vcpus, request.memory_mib, request.disk_mib)
-        for name, asked, has in zip(
-            ("cpuCount", "memoryMB", "diskSizeMB"), wanted, astuple(made), strict=True
-        ):
-            if asked is not None and asked != has:
-                raise UserError(
-                    f"{name} cannot be {asked}",
-                    why=f"the template was saved with {has}",
-                    fix="leave it out, or build the template with it",
-                    code="fixed_by_template",
-                )
-        return made
-
-    async def _resolve(self, key: str) -> Origin:
-        """What ``key`` means. Raises NotFound, Conflict (``template_not_ready``)."""
-        if found := await find_build(self.records, key):
-            template, build = found
-            if build.status != READY or not (build.image_id or build.snapshot_id):
-                raise Conflict(
-                    f"template '{key}' cannot be used",
-                    why=f"its build is {build.status}",
-                    code="template_not_ready",
-                )
-            alias = template.names[0] if template.names else None
-            guest = guest_of_build(build)
-            return Origin(template.id, build.id, alias, build.image_id, build.snapshot_id, guest)
-        if await self._is_snapshot(key):
-            return Origin(key, "", None, None, key)
-        if not means_image(key):
-            raise NotFound(
-                f"template '{key}' not found",
-                fix=f"name an image: aenv image pull IMAGE --name {key}",
-                code="template_not_found",
-            )
-        known = await self.records.image(key)
-        if known is None:
-            image = await detached(self._tasks, self.catalog.pull_remote(key), f"pull {key}")
-            return Origin(image.id, "", None, image.id)
-        return Origin(known.id, "", None, known.id)
-
-    async def _is_snapshot(self, key: str) -> bool:
-        """Of this node, or of another that shares the store."""
-        if not SANDBOX_ID.match(key):
-            return False
-        try:
-            await self.ground.snapshots.find(key)
-        except NotFound:
-            return False
-        return True
-
     async def resources(self, request: NewSandbox) -> Resources:
         """The size of a sandbox; what the request leaves open is the node's. Raises UserError."""
-        capabilities = await self.ground.engine.capabilities()
+        engine = self.ground.engine(self.ground.engines.asked(request.engine))
+        capabilities = await engine.capabilities()
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20
         memory = request.memory_mib or self.config.memory_mib
         if memory > total * MAX_MEMORY_SHARE:
@@ -393,18 +342,6 @@ class Node:
             await asyncio.sleep(PURGE_INTERVAL)
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """What a sandbox is made from. ``guest``: instead of what the snapshot was saved with."""
-
-    template_id: str
-    build_id: str
-    alias: str | None
-    image_id: str | None
-    snapshot_id: str | None = None
-    guest: Guest | None = None
-
-
 def readable(row: SandboxRow) -> SandboxInfo | None:
     """None for a damaged record, which must not keep those of others from their use."""
     try:
@@ -412,12 +349,6 @@ def readable(row: SandboxRow) -> SandboxInfo | None:
     except InfraError as error:
         log.error("%s: %s", error.message, error.why)
         return None
-
-
-def guest_of(image: ImageConfig, env: dict[str, str]) -> Guest:
-    """What the image says of its processes, with the request's variables on top."""
-    own = dict(pair.split("=", 1) for pair in image.env if "=" in pair)
-    return Guest({**own, **env}, image.user or None, image.working_dir or None, image.volumes)
 
 
 def _same_request(earlier: Idempotency, wanted: Idempotency) -> None:

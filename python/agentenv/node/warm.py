@@ -14,12 +14,9 @@ from typing import Any
 
 from agentenv.concurrency import Tasks
 from agentenv.errors import AgentEnvError
-from agentenv.sandbox.ground import Seat
+from agentenv.sandbox.ground import Seat, Shape
 
 log = logging.getLogger(__name__)
-
-Shape = tuple[int, int]
-"""Virtual CPUs, MiB of memory."""
 
 WINDOW = 60.0  # seconds in which a demand counts
 IDLE = 600.0  # seconds after the last demand that one is kept ready

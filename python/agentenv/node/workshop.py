@@ -7,16 +7,18 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
 from datetime import timedelta
-from typing import Any, cast
+from typing import Any
 
 from agentenv.errors import NotFound
 from agentenv.model import Guest, Resources
 from agentenv.node.node import Node
+from agentenv.node.origin import made_by
 from agentenv.sandbox.record import NewSandbox, SandboxInfo
 from agentenv.sandbox.sandbox import utcnow
 from agentenv.sandbox.state import State
 from agentenv.sandbox.suspend import How
 from agentenv.snapshot.manifest import misfit
+from agentenv.template.build import Size
 
 MARK = "agentenv.build"
 """In the metadata of a sandbox that belongs to a build."""
@@ -30,18 +32,25 @@ class NodeWorkshop:
     def __init__(self, node: Node) -> None:
         self._node = node
 
-    async def sizes(self, asked: Mapping[str, int]) -> Resources:
+    async def sizes(self, asked: Mapping[str, Any]) -> Size:
         """What was asked for, the rest as the node has it. ``free_mib`` is what the disk shall have
         left when the build is done: room is made ahead. Raises UserError."""
         given = {name: value for name, value in asked.items() if name != "free_mib"}
-        wanted = await self._node.resources(NewSandbox("", **cast("dict[str, Any]", given)))
+        engine = self._node.ground.engines.asked(given.get("engine"))
+        wanted = await self._node.resources(NewSandbox("", **given))
         free = asked.get("free_mib", 0)
         if "disk_mib" in asked or free + STEPS_ROOM <= wanted.disk_mib:
-            return wanted
-        return replace(wanted, disk_mib=-(-(free + STEPS_ROOM) // STEPS_ROOM) * STEPS_ROOM)
+            return Size(wanted, engine)
+        disk = -(-(free + STEPS_ROOM) // STEPS_ROOM) * STEPS_ROOM
+        return Size(replace(wanted, disk_mib=disk), engine)
 
     async def begin(
-        self, image_id: str | None, snapshot_id: str | None, resources: Resources, guest: Guest
+        self,
+        image_id: str | None,
+        snapshot_id: str | None,
+        resources: Resources,
+        guest: Guest,
+        engine: str,
     ) -> SandboxInfo:
         now = utcnow()
         info = SandboxInfo(
@@ -56,12 +65,14 @@ class NodeWorkshop:
             end_at=now + LIFETIME,
             resources=resources,
             guest=guest,
+            engine=engine,
             access_token=secrets.token_hex(32),
             metadata={MARK: ""},
         )
         if snapshot_id is None:
             return await self._node.bring_up(info)
         async with self._node.ground.snapshots.held(snapshot_id) as manifest:
+            made_by(manifest, engine)
             size = replace(resources, disk_mib=manifest.resources.disk_mib)
             changes = {
                 "image_id": manifest.image_id,
@@ -81,11 +92,12 @@ class NodeWorkshop:
         except NotFound:
             return
 
-    async def usable(self, snapshot_id: str) -> bool:
+    async def usable(self, snapshot_id: str, engine: str) -> bool:
         found = self._node.ground.snapshots.known(snapshot_id)
         if found is None:
             return False
-        return misfit(found.features, asdict(await self._node.ground.engine.features())) is None
+        here = await self._node.ground.engine(engine).features()
+        return misfit(found.features, asdict(here)) is None
 
     def tidy(self) -> None:
         self._node.ground.snapshots.tidy()

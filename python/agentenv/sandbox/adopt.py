@@ -17,7 +17,7 @@ async def find(ground: Ground, info: SandboxInfo) -> Running | ExitCause:
     """The machine of a sandbox that ran, which goes on; or why there is none any more."""
     if info.state is State.RUNNING and info.slot is not None:
         spec = launch.machine_spec(ground, info, ground.place(info.slot))
-        if machine := await ground.engine.adopt(spec):
+        if machine := await ground.engine(info.engine).adopt(spec):
             return await _take_over(ground, info, machine)
     half_made = info.state is State.CREATING
     reason = (

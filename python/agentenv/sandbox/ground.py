@@ -24,6 +24,18 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
+class Shape:
+    """What a machine must have been made with to be restored as a sandbox: engine, size, and image
+    and disk of engines that do not wait without them."""
+
+    engine: str
+    vcpus: int
+    memory_mib: int
+    image_id: str | None = None
+    disk_mib: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Seat:
     """A place for a machine of this name, perhaps with one that waits there to be restored."""
 
@@ -36,8 +48,9 @@ class Ground(Protocol):
     """Every method may be repeated: "already so" is success. A ``machine`` is named by
     ``SandboxInfo.machine``."""
 
-    @property
-    def engine(self) -> Engine: ...
+    def engine(self, name: str) -> Engine:
+        """Raises Conflict (``engine_unavailable``)."""
+        ...
 
     @property
     def snapshots(self) -> Snapshots: ...
@@ -60,8 +73,8 @@ class Ground(Protocol):
         """Replace the rules of a slot that is taken, at once."""
         ...
 
-    async def root(self, image_id: str, machine: str) -> FlatSource:
-        """The image, open for the machine until ``release``."""
+    async def root(self, image_id: str, machine: str, *, whole: bool) -> FlatSource:
+        """The image, open for the machine until ``release``; ``whole`` as one file."""
         ...
 
     async def blank(self, size_mib: int) -> Part:
@@ -79,8 +92,6 @@ class Ground(Protocol):
     async def release(self, machine: str) -> None:
         """Nothing is open for the machine any more."""
         ...
-
-    async def make_disk(self, path: Path, size_mib: int, uid: int) -> None: ...
 
     def has_booted(self, info: SandboxInfo, root: FlatSource) -> None:
         """What its boot read may be remembered for other nodes."""

@@ -27,9 +27,10 @@ from agentenv.engine.contract import (
 )
 from agentenv.errors import Conflict, GuestError, InfraError, faults
 from agentenv.sandbox import agent
-from agentenv.sandbox.ground import Ground, Place, Seat
+from agentenv.sandbox.ground import Ground, Place, Seat, Shape
 from agentenv.sandbox.record import SandboxInfo, Verdict
 from agentenv.snapshot.manifest import Manifest, misfit, unpack
+from agentenv.snapshot.repository import Opened
 
 log = logging.getLogger(__name__)
 
@@ -48,18 +49,25 @@ def machine_spec(
     ground: Ground, info: SandboxInfo, place: Place, parts: Parts | None = None
 ) -> MachineSpec:
     """What the engine runs for this sandbox; without parts, what it finds it again by."""
-    size = info.resources
-    spec = waiting_spec(ground, info.machine, place, size.vcpus, size.memory_mib)
+    spec = _waiting_spec(ground, info.machine, place, shape_of(ground, info))
     if parts is None:
         return spec
     return replace(spec, root=parts.root, disk_base=parts.disk_base, disk_below=parts.disk_below)
 
 
-def waiting_spec(
-    ground: Ground, machine: str, place: Place, vcpus: int, memory_mib: int
-) -> MachineSpec:
-    """A machine of this size in this place, whatever it will be made from."""
-    traits = ground.engine.traits
+def shape_of(ground: Ground, info: SandboxInfo) -> Shape:
+    """What its machine must be like. Raises Conflict (``engine_unavailable``)."""
+    size = info.resources
+    shape = Shape(info.engine, size.vcpus, size.memory_mib)
+    if ground.engine(info.engine).traits.waits:
+        return shape
+    return replace(shape, image_id=info.image_id, disk_mib=size.disk_mib)
+
+
+def _waiting_spec(ground: Ground, machine: str, place: Place, shape: Shape) -> MachineSpec:
+    """A machine of this shape in this place, whatever it will be made from."""
+    traits = ground.engine(shape.engine).traits
+    vcpus, memory_mib = shape.vcpus, shape.memory_mib
     return MachineSpec(
         sandbox_id=machine,
         run_dir=ground.run_dir(machine),
@@ -82,7 +90,7 @@ def waiting_spec(
 
 def disk_of(ground: Ground, info: SandboxInfo) -> Path:
     """What the sandbox writes to."""
-    return ground.files(info.machine) / ground.engine.traits.disk_name
+    return ground.files(info.machine) / ground.engine(info.engine).traits.disk_name
 
 
 def objects(ground: Ground, info: SandboxInfo, slot: int) -> dict[str, object]:
@@ -100,9 +108,9 @@ def objects(ground: Ground, info: SandboxInfo, slot: int) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What a machine is made from, open for it."""
+    """What a machine is made from, open for it; no root where a waiting one has it."""
 
-    root: FlatSource
+    root: FlatSource | None
     disk_base: Path | None
     disk_below: tuple[Path, ...] = ()
     memory_map: bytes = b""
@@ -146,14 +154,15 @@ async def _launch(ground: Ground, info: SandboxInfo, seat: Seat, boot_deadline: 
         parts, _ = await together(_parts(ground, info, manifest), _disk(ground, info, place))
     spec = machine_spec(ground, info, place, parts)
     with phase(phases, "process"):
-        machine = await ground.engine.boot(spec)
+        machine = await ground.engine(info.engine).boot(spec)
         control = await machine.control()
     with phase(phases, "boot"):
         await agent.first_hello(machine, control, boot_deadline)
     with phase(phases, "init"):
         await agent.introduce(control, info, place.attachment)
     ground.snapshots.has_open(info.machine)
-    ground.has_booted(info, parts.root)
+    if parts.root:
+        ground.has_booted(info, parts.root)
     return Running(machine, control)
 
 
@@ -163,9 +172,17 @@ async def _manifest(ground: Ground, info: SandboxInfo) -> Manifest | None:
         return None
     found = await ground.snapshots.find(info.snapshot_id)
     if info.from_disk:
+        if not found.disk:
+            raise Conflict(
+                f"snapshot {found.id} cannot be booted from its disk",
+                why=f"in the engine {info.engine} its disk is part of its memory",
+                fix="restore it with its memory, and in the size it was saved with",
+                code="not_supported",
+                state=str(info.state.shown),
+            )
         return replace(found, memory=None)
     if found.memory is not None:
-        here = asdict(await ground.engine.features())
+        here = asdict(await ground.engine(info.engine).features())
         if why := misfit(found.features, here):
             raise Conflict(
                 f"snapshot {found.id} cannot be restored on this node",
@@ -178,42 +195,60 @@ async def _manifest(ground: Ground, info: SandboxInfo) -> Manifest | None:
 
 
 async def _parts(ground: Ground, info: SandboxInfo, manifest: Manifest | None) -> Parts:
-    if manifest is None and not ground.engine.traits.layered:
-        return Parts(await ground.root(info.image_id, info.machine), None)
+    traits = ground.engine(info.engine).traits
+    opening_root = ground.root(info.image_id, info.machine, whole=traits.one_root)
+    if manifest is None and not traits.layered:
+        return Parts(await opening_root, None)
     if manifest is None:
-        root, base = await together(
-            ground.root(info.image_id, info.machine),
-            ground.disk_base(info.resources.disk_mib, info.machine),
-        )
-        return Parts(root, base)
-    root, opened = await together(
-        ground.root(info.image_id, info.machine), ground.snapshots.open(manifest, info.machine)
-    )
+        opening_disk = ground.disk_base(info.resources.disk_mib, info.machine)
+        return Parts(*await together(opening_root, opening_disk))
+    root, opened = await together(opening_root, ground.snapshots.open(manifest, info.machine))
+    return _parts_of(root, opened)
+
+
+def _parts_of(root: FlatSource | None, opened: Opened) -> Parts:
     return Parts(root, opened.disk_base, opened.disk_below, opened.memory_map, opened.memory)
 
 
 async def _disk(ground: Ground, info: SandboxInfo, place: Place) -> None:
-    await ground.make_disk(disk_of(ground, info), info.resources.disk_mib, place.uid)
+    engine, path = ground.engine(info.engine), disk_of(ground, info)
+    await engine.make_disk(path, info.resources.disk_mib, place.uid)
 
 
 async def _waiting(
     ground: Ground, info: SandboxInfo, seat: Seat, manifest: Manifest
 ) -> tuple[Machine, Parts]:
     """The machine that waits in the seat, or one that is started now; and what it goes on from."""
-    parts, disk = _parts(ground, info, manifest), _disk(ground, info, seat.place)
-    if not ground.engine.traits.waits:
-        opened, _ = await together(parts, disk)
-        spec = machine_spec(ground, info, seat.place, opened)
-        return await ground.engine.ready(spec), opened
     # Each waits for another: the block server for the store, the engine for its start.
-    machine, opened, _ = await together(_ready(ground, info, seat), parts, disk)
+    ready = _ready(ground, info, seat)
+    if not ground.engine(info.engine).traits.waits:
+        machine, opened = await together(ready, ground.snapshots.open(manifest, info.machine))
+        return machine, _parts_of(None, opened)
+    parts, disk = _parts(ground, info, manifest), _disk(ground, info, seat.place)
+    machine, opened, _ = await together(ready, parts, disk)
     return machine, opened
 
 
 async def _ready(ground: Ground, info: SandboxInfo, seat: Seat) -> Machine:
     if seat.waiting is not None and not seat.waiting.ended:
         return seat.waiting
-    return await ground.engine.ready(machine_spec(ground, info, seat.place))
+    return await start_waiting(ground, info.machine, seat.place, shape_of(ground, info))
+
+
+async def start_waiting(ground: Ground, machine: str, place: Place, shape: Shape) -> Machine:
+    """A machine of this shape that waits to be restored, with what its engine needs for that.
+
+    Raises ImageError, InfraError; then its folders and what is open for it are the caller's.
+    """
+    engine = ground.engine(shape.engine)
+    spec = _waiting_spec(ground, machine, place, shape)
+    if shape.image_id is not None:
+        root, _ = await together(
+            ground.root(shape.image_id, machine, whole=engine.traits.one_root),
+            engine.make_disk(spec.disk, shape.disk_mib, place.uid),
+        )
+        spec = replace(spec, root=root)
+    return await engine.ready(spec)
 
 
 async def _restore(ground: Ground, info: SandboxInfo, seat: Seat, manifest: Manifest) -> Running:
@@ -222,7 +257,8 @@ async def _restore(ground: Ground, info: SandboxInfo, seat: Seat, manifest: Mani
         machine, parts = await _waiting(ground, info, seat, manifest)
     with phase(phases, "process"):
         saved = Suspended(unpack(manifest.state), parts.memory_map, parts.memory)
-        await ground.engine.restore(machine, machine_spec(ground, info, place, parts), saved)
+        spec = machine_spec(ground, info, place, parts)
+        await ground.engine(info.engine).restore(machine, spec, saved)
         control = await machine.control()
     with phase(phases, "init"):
         verdict = await agent.restored(control, info, place.attachment)
@@ -262,7 +298,7 @@ async def remove_machine(ground: Ground, info: SandboxInfo, machine: Machine | N
         nonlocal machine
         if machine is None and info.slot is not None:
             spec = machine_spec(ground, info, ground.place(info.slot))
-            machine = await ground.engine.adopt(spec)
+            machine = await ground.engine(info.engine).adopt(spec)
         if machine is not None:
             await machine.kill()
 

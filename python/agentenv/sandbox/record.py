@@ -57,9 +57,9 @@ class NewSandbox:
 
     ``template``: a template's id or name (``name``, ``name:tag``), a snapshot's id, or an image
     reference for a cold start. ``timeout`` in seconds; None takes the node's default. Sizes of
-    None are the snapshot's, else the node's defaults. ``secure``: the in-guest API demands a
-    token. A request that repeats one with the same ``idempotency`` gets the sandbox that the
-    first one made.
+    None are the snapshot's, else the node's defaults; so is the ``engine``. ``secure``: the
+    in-guest API demands a token. A request that repeats one with the same ``idempotency`` gets the
+    sandbox that the first one made.
     """
 
     template: str
@@ -73,6 +73,7 @@ class NewSandbox:
     vcpus: int | None = None
     memory_mib: int | None = None
     disk_mib: int | None = None
+    engine: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,7 @@ class SandboxInfo:
     end_at: datetime
     resources: Resources
     guest: Guest
+    engine: str = "qemu"
     snapshot_id: str | None = None
     disk_id: str | None = None
     slot: int | None = None

@@ -36,6 +36,7 @@ def next_life(info: SandboxInfo, manifest: Manifest) -> SandboxInfo:
         disk_id=manifest.id,
         image_id=manifest.image_id,
         resources=manifest.resources,
+        engine=manifest.engine,
         slot=None,
         machine="",
         network_pending=False,

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from agentenv.engine.contract import ControlChannel, Machine, Saved, SavePlan
+from agentenv.engine.contract import ControlChannel, Engine, Machine, Saved, SavePlan
 from agentenv.errors import Conflict, GuestError
 from agentenv.layer.layers import BLOCK
 from agentenv.model import new_id
@@ -49,8 +49,12 @@ class Source:
         return launch.disk_of(self.ground, self.info)
 
     @property
+    def engine(self) -> Engine:
+        return self.ground.engine(self.info.engine)
+
+    @property
     def layered(self) -> bool:
-        return self.ground.engine.traits.layered
+        return self.engine.traits.layered
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +148,7 @@ def _can_be_saved(source: Source, how: How) -> None:
     if not how.memory and not source.layered:
         raise Conflict(
             "this sandbox cannot be saved without its memory",
-            why=f"in the engine {source.ground.engine.traits.name} its disk is part of it",
+            why=f"in the engine {source.info.engine} its disk is part of it",
             fix="save it with memory (the default)",
             code="not_supported",
             state=str(source.info.state.shown),
@@ -181,7 +185,7 @@ async def _next_disk(source: Source) -> Path:
     assert source.info.slot is not None
     fresh = source.disk.with_name(new_id() + _NEXT)
     uid = source.ground.place(source.info.slot).uid
-    await source.ground.make_disk(fresh, source.info.resources.disk_mib, uid)
+    await source.engine.make_disk(fresh, source.info.resources.disk_mib, uid)
     return fresh
 
 
@@ -222,7 +226,7 @@ async def _manifest(source: Source, state: bytes, memory: str | None, disk: Stac
         image_id=info.image_id,
         resources=info.resources,
         guest=info.guest,
-        features=asdict(await ground.engine.features()),
+        features=asdict(await source.engine.features()),
         disk=disk,
         memory=stack,
         state=pack(state) if memory else "",

@@ -45,7 +45,7 @@ class Templates:
         await self._client.call("DELETE", "/templates/tags", json=body)
 
     async def request(self, name: str, **options: Any) -> dict[str, Any]:
-        """A build that waits; ``options``: tags, cpuCount, memoryMB, diskSizeMB."""
+        """A build that waits; ``options``: tags, cpuCount, memoryMB, diskSizeMB, engine."""
         given = {key: value for key, value in options.items() if value is not None}
         return await self._client.call("POST", "/v3/templates", json={"name": name, **given})
 

@@ -62,6 +62,10 @@ class Manifest:
     state: str = ""
 
     @property
+    def engine(self) -> str:
+        return str(self.features["engine"])
+
+    @property
     def raws(self) -> set[str]:
         """The files it still needs."""
         return {each.raw for each in (*self.disk, *(self.memory or ())) if each.raw}

@@ -9,12 +9,17 @@ from typing import Any
 from agentenv.errors import NotFound, UserError
 from agentenv.image.credentials import Credentials
 from agentenv.layer.catalog import ImageCatalog
-from agentenv.model import Guest, ImageConfig, Resources
+from agentenv.model import Guest, ImageConfig
 from agentenv.store.records import BuildRow, Records
-from agentenv.template.build import Foundation, Founded
+from agentenv.template.build import Foundation, Founded, Size
 from agentenv.template.fold import State, state_of_guest, state_of_image
 from agentenv.template.journal import Journal
-from agentenv.template.named import find_build, guest_of_build, resources_of_build
+from agentenv.template.named import (
+    engine_of_build,
+    find_build,
+    guest_of_build,
+    resources_of_build,
+)
 from agentenv.template.recipe import Base, Origin, Recipe
 
 Login = Credentials
@@ -31,12 +36,13 @@ class Bases:
         self,
         records: Records,
         catalog: ImageCatalog,
-        sizes: Callable[[Mapping[str, int]], Awaitable[Resources]],
+        sizes: Callable[[Mapping[str, Any]], Awaitable[Size]],
     ) -> None:
         self._records, self._catalog, self._sizes = records, catalog, sizes
 
-    async def resources(self, plan: Recipe, asked: Mapping[str, int]) -> Resources:
-        """A template made from another has its size where none is asked for, and its disk's.
+    async def size(self, plan: Recipe, asked: Mapping[str, Any]) -> Size:
+        """A template made from another has its size where none is asked for, and its engine and
+        disk's size anyway.
 
         Raises UserError.
         """
@@ -45,9 +51,9 @@ class Bases:
         if base.kind in (Origin.TEMPLATE, Origin.NAME):
             found = await find_build(self._records, base.name)
         inherited = resources_of_build(found[1]) if found else None
-        if inherited is None:
+        if found is None or inherited is None:
             return await self._sizes(asked)
-        sizes = {**asdict(inherited), **asked}
+        sizes = {"engine": engine_of_build(found[1]), **asdict(inherited), **asked}
         sizes.pop("free_mib", None)
         return await self._sizes({**sizes, "disk_mib": inherited.disk_mib})
 

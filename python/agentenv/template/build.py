@@ -52,6 +52,14 @@ Founded = Callable[[recipe.Base, bool], Awaitable[Foundation]]
 
 
 @dataclass(frozen=True, slots=True)
+class Size:
+    """What the guests of a build are made with."""
+
+    resources: Resources
+    engine: str
+
+
+@dataclass(frozen=True, slots=True)
 class Tools:
     records: Records
     workshop: Workshop
@@ -92,8 +100,8 @@ def _step(name: str) -> Generator[None]:
 class Bench:
     """The guest a stage is built in, and what it is begun from."""
 
-    def __init__(self, tools: Tools, resources: Resources, origin: Foundation) -> None:
-        self._tools, self._resources, self._origin = tools, resources, origin
+    def __init__(self, tools: Tools, size: Size, origin: Foundation) -> None:
+        self._tools, self._size, self._origin = tools, size, origin
         self._held = AsyncExitStack()
         self._sandbox_id: str | None = None
         self._site: Site | None = None
@@ -106,7 +114,9 @@ class Bench:
             image_id = None if self.snapshot_id else self._origin.image_id
             # Steps name their user and folder; those of the state may still have to be made.
             guest = replace(self._origin.state.guest(), user="root", workdir="/")
-            info = await workshop.begin(image_id, self.snapshot_id, self._resources, guest)
+            info = await workshop.begin(
+                image_id, self.snapshot_id, self._size.resources, guest, self._size.engine
+            )
             self._sandbox_id = info.id
             self._held.push_async_callback(workshop.end, info.id)
             self._site = await self._held.enter_async_context(self._tools.sites(info))
@@ -127,15 +137,15 @@ class Bench:
 class Donors:
     """Guests of finished stages that a stage copies from, each begun when it is first asked for."""
 
-    def __init__(self, tools: Tools, resources: Resources, built: Mapping[str, Built]) -> None:
-        self._tools, self._resources, self._built = tools, resources, built
+    def __init__(self, tools: Tools, size: Size, built: Mapping[str, Built]) -> None:
+        self._tools, self._size, self._built = tools, size, built
         self._benches: dict[str, Bench] = {}
 
     async def site(self, stage: str) -> Site:
         if stage not in self._benches:
             done = self._built[stage]
             origin = Foundation(None, done.snapshot_id, done.state, done.key)
-            self._benches[stage] = Bench(self._tools, self._resources, origin)
+            self._benches[stage] = Bench(self._tools, self._size, origin)
         return await self._benches[stage].site()
 
     async def close(self) -> None:
@@ -147,9 +157,9 @@ class Build:
     """One run of a recipe."""
 
     def __init__(
-        self, tools: Tools, plan: Recipe, resources: Resources, found: Founded, journal: Journal
+        self, tools: Tools, plan: Recipe, size: Size, found: Founded, journal: Journal
     ) -> None:
-        self._tools, self._recipe, self._resources = tools, plan, resources
+        self._tools, self._recipe, self._size = tools, plan, size
         self._found, self._journal = found, journal
         self._built: dict[str, Built] = {}
 
@@ -166,8 +176,9 @@ class Build:
         with _step(self._label(stage, BASE)):
             origin = await self._foundation(stage)
         states, actions = self._fold(stage, origin.state)
+        size, guest = self._size, origin.state.guest()
         first = recipe.base_key(
-            origin.identity, origin.state.guest(), self._resources, provision=stage.provision
+            origin.identity, guest, size.resources, size.engine, provision=stage.provision
         )
         copied = {name: built.key for name, built in self._built.items()}
         keys = [first, *recipe.step_keys(first, stage.steps, copied)]
@@ -191,8 +202,8 @@ class Build:
 
     @asynccontextmanager
     async def _bench(self, origin: Foundation) -> AsyncGenerator[tuple[Bench, Donors]]:
-        bench = Bench(self._tools, self._resources, origin)
-        donors = Donors(self._tools, self._resources, self._built)
+        bench = Bench(self._tools, self._size, origin)
+        donors = Donors(self._tools, self._size, self._built)
         try:
             yield bench, donors
         finally:
@@ -225,7 +236,7 @@ class Build:
             kept = await self._tools.records.steps.find(keys[done])
             if kept is None:
                 continue
-            if not await self._tools.workshop.usable(kept):
+            if not await self._tools.workshop.usable(kept, self._size.engine):
                 await self._tools.records.steps.drop(kept)
                 continue
             bench.snapshot_id = kept
@@ -270,7 +281,7 @@ class Build:
         with _step(FINALIZE):
             forced = self._recipe.force or any(step.force for step in stage.steps)
             kept = None if forced else await self._tools.records.steps.find(key)
-            if kept and await self._tools.workshop.usable(kept):
+            if kept and await self._tools.workshop.usable(kept, self._size.engine):
                 bench.snapshot_id = kept
                 self._say("info", f"CACHED start {start}", FINALIZE)
                 return key

@@ -12,12 +12,12 @@ from typing import Any
 
 from agentenv.concurrency import KeyedLocks, Tasks
 from agentenv.errors import AgentEnvError, Conflict, NotFound
-from agentenv.model import Resources, new_id
+from agentenv.model import new_id
 from agentenv.sandbox.logs import Level
 from agentenv.store.records import BuildRow, Records, TemplateRow
 from agentenv.template import names
 from agentenv.template.bases import Bases, Login
-from agentenv.template.build import Build, Built, StepFailed, Tools
+from agentenv.template.build import Build, Built, Size, StepFailed, Tools
 from agentenv.template.ground import Sites, Workshop
 from agentenv.template.journal import Journal, LogEntry
 from agentenv.template.recipe import Recipe
@@ -77,11 +77,11 @@ class Builds:
         await self._tasks.close()
 
     async def request(
-        self, name: str, tags: Sequence[str], resources: Mapping[str, int]
+        self, name: str, tags: Sequence[str], resources: Mapping[str, Any]
     ) -> tuple[TemplateRow, BuildRow]:
         """A build that waits for its recipe; the name is its template's from now on.
 
-        ``resources``: what was asked for of ``Resources``. Raises UserError.
+        ``resources``: what was asked for of ``Resources``, and ``engine``. Raises UserError.
         """
         asked = names.check(name)
         wanted = names.check_tags(asked.name, tags)
@@ -169,10 +169,10 @@ class Builds:
         journal = self._journals[row.id]
         try:
             async with self._turns.hold(row.template_id), self._room, asyncio.timeout(DEADLINE):
-                resources = await self._bases.resources(plan, row.doc["asked"])
+                size = await self._bases.size(plan, row.doc["asked"])
                 found = self._bases.finder(login, journal)
-                build = Build(self._tools, plan, resources, found, journal)
-                await self._finish(row, await build.run(), resources, plan)
+                build = Build(self._tools, plan, size, found, journal)
+                await self._finish(row, await build.run(), size, plan)
         except asyncio.CancelledError as error:
             why = str(error.args[0]) if error.args else "the build was cancelled"
             await asyncio.shield(self._stopped(row, why, journal))
@@ -196,13 +196,12 @@ class Builds:
         if found is not None and found.status == BUILDING:
             await self._fail(row, {"message": why}, journal)
 
-    async def _finish(
-        self, row: BuildRow, built: Built, resources: Resources, plan: Recipe
-    ) -> None:
+    async def _finish(self, row: BuildRow, built: Built, size: Size, plan: Recipe) -> None:
         """Make it what its tags mean; what they meant before goes, unless another tag means it."""
         doc = {
             "guest": asdict(built.state.guest()),
-            "resources": asdict(resources),
+            "resources": asdict(size.resources),
+            "engine": size.engine,
             "config": {**built.config, **plan.config},
         }
         ready = replace(row, doc=doc, snapshot_id=built.snapshot_id, status=READY)

@@ -15,11 +15,16 @@ class Workshop(Protocol):
     """Sandboxes that only a build sees. All raise the errors of ``agentenv.errors``."""
 
     async def begin(
-        self, image_id: str | None, snapshot_id: str | None, resources: Resources, guest: Guest
+        self,
+        image_id: str | None,
+        snapshot_id: str | None,
+        resources: Resources,
+        guest: Guest,
+        engine: str,
     ) -> SandboxInfo:
         """One that runs, restored from the snapshot or else booted from the image.
 
-        A snapshot of another size is booted from its disk.
+        A snapshot of another size is booted from its disk; one of another engine is a UserError.
         """
         ...
 
@@ -32,8 +37,8 @@ class Workshop(Protocol):
         """One that has ended already is success."""
         ...
 
-    async def usable(self, snapshot_id: str) -> bool:
-        """Whether it is there and this node can restore it."""
+    async def usable(self, snapshot_id: str, engine: str) -> bool:
+        """Whether it is there and the engine can restore it."""
         ...
 
     def tidy(self) -> None:

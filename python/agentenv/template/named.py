@@ -14,6 +14,7 @@ from agentenv.template.names import check
 
 _GUEST = TypeAdapter(Guest)
 _RESOURCES = TypeAdapter(Resources)
+FIRST_ENGINE = "qemu"  # of builds that were recorded when there was no other
 
 
 async def name_image(records: Records, image_id: str, name: str) -> BuildRow:
@@ -47,6 +48,13 @@ def guest_of_build(build: BuildRow) -> Guest | None:
     """What its steps say of the guest; None if it was not built by steps."""
     found = build.doc.get("guest")
     return _GUEST.validate_python(found) if found else None
+
+
+def engine_of_build(build: BuildRow) -> str | None:
+    """The engine whose sandboxes can be made from it; None if that is chosen for each."""
+    if build.snapshot_id is None:
+        return None
+    return build.doc.get("engine", FIRST_ENGINE)
 
 
 def resources_of_build(build: BuildRow) -> Resources | None:

@@ -163,10 +163,12 @@ def _check_step(step: Step, number: int, stages: set[str]) -> None:
 # Keys
 
 
-def base_key(identity: str, guest: Guest, resources: Resources, *, provision: bool) -> str:
+def base_key(
+    identity: str, guest: Guest, resources: Resources, engine: str, *, provision: bool
+) -> str:
     """Of what a stage begins with; ``identity`` names the image's or snapshot's content."""
     size = [resources.vcpus, resources.memory_mib, resources.disk_mib]
-    return _hash("base", VERSION, identity, _plain(guest), size, provision)
+    return _hash("base", VERSION, identity, _plain(guest), size, engine, provision)
 
 
 def step_keys(first: str, steps: Iterable[Step], stages: Mapping[str, str]) -> list[str]:

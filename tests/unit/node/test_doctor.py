@@ -63,6 +63,25 @@ def test_each_state_of_the_device_has_its_own_remedy(access, word):
     assert word in doctor.judge_kvm(access, works=False, reason="").remedy
 
 
+BROKEN = InfraError("gVisor runs nothing here", why="EPERM")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "kvm", "gvisor", "verdict", "said"),
+    [
+        ("auto", True, BROKEN, "ok", "qemu with KVM"),
+        ("auto", False, None, "ok", "gvisor, at native speed"),
+        ("auto", False, BROKEN, "warn", "emulated"),
+        ("gvisor", True, BROKEN, "fail", "EPERM"),
+        ("qemu", False, None, "ok", "the configuration"),
+    ],
+)
+def test_the_engine_that_a_node_would_take(wanted, kvm, gvisor, verdict, said):
+    finding = doctor.judge_engine(wanted, kvm, gvisor)
+    assert finding.verdict == verdict and said in finding.found
+    assert bool(finding.remedy) == (verdict != "ok")
+
+
 @pytest.mark.parametrize(
     ("available", "rooms", "verdict"),
     [
@@ -213,12 +232,16 @@ async def works():
     return True, "booted in 0.4 s"
 
 
+async def lacks_runsc():
+    raise MissingTool("runsc is missing")
+
+
 async def test_examine_never_raises_for_what_is_missing(tmp_path):
     async def cannot_ask():
         raise InfraError("no guest kernel")
 
     nowhere = Tools(folder=tmp_path / "none", binaries=(tmp_path / "none",), path="")
-    findings = await doctor.examine(Config(home=tmp_path), nowhere, cannot_ask)
+    findings = await doctor.examine(Config(home=tmp_path), nowhere, cannot_ask, lacks_runsc)
     by_name = {finding.name: finding for finding in findings}
     assert by_name["guest kernel"].verdict == "fail"
     assert by_name["agentenv-edge"].verdict == "fail"
@@ -226,7 +249,7 @@ async def test_examine_never_raises_for_what_is_missing(tmp_path):
 
 
 async def test_examine_names_each_fact_once_and_gives_a_remedy_to_each_fault(tmp_path):
-    findings = await doctor.examine(Config(home=tmp_path), Tools.from_environ(), works)
+    findings = await doctor.examine(Config(home=tmp_path), Tools.from_environ(), works, lacks_runsc)
     names = [finding.name for finding in findings]
     assert len(names) == len(set(names))
     assert {"kernel", "kvm", "memory", "disk", "cgroups", "qemu-system-x86_64"} <= set(names)

@@ -18,13 +18,14 @@ SOURCE = SandboxInfo(
     lifecycle=Lifecycle(pause=True, resume=True), metadata={"k": "v"}, phases={"slot": 1.0},
 )  # fmt: skip
 SAVED = Manifest(
-    "s" * 20, NOW, SOURCE.id, None, "img", SOURCE.resources, SOURCE.guest, {},
+    "s" * 20, NOW, SOURCE.id, None, "img", SOURCE.resources, SOURCE.guest, {"engine": "gvisor"},
     (Element(1, "a" * 64),), (Element(1, "b" * 64),),
 )  # fmt: skip
 
 
 def test_a_copy_has_what_its_owner_chose_and_nothing_that_is_the_sources_own():
     made = child(new_id(), SOURCE, SAVED, timedelta(seconds=60))
+    assert made.engine == "gvisor"
     for same in ("template_id", "build_id", "resources", "guest", "network", "lifecycle"):
         assert getattr(made, same) == getattr(SOURCE, same)
     assert made.metadata == SOURCE.metadata and made.origin == SOURCE.id

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from agentenv.errors import InfraError
 from agentenv.node.warm import IDLE, WINDOW, WarmPool, wanted
-from agentenv.sandbox.ground import Seat
+from agentenv.sandbox.ground import Seat, Shape
 
-SMALL, LARGE = (1, 512), (2, 4096)
+SMALL, LARGE = Shape("qemu", 1, 512), Shape("qemu", 2, 4096)
 NOW = 10_000.0
 
 

@@ -20,12 +20,22 @@ INFO = SandboxInfo(
     network_pending=True, phases={"slot": 1.0}, lifetime=60.0,
 )  # fmt: skip
 SAVED = Manifest(
-    "saved", NOW, INFO.id, None, "img", Resources(1), Guest(), {}, (Element(1, "a" * 64),), None
+    "saved",
+    NOW,
+    INFO.id,
+    None,
+    "img",
+    Resources(1),
+    Guest(),
+    {"engine": "gvisor"},
+    (Element(1, "a" * 64),),
+    None,
 )
 
 
 def test_it_stays_itself_on_a_machine_of_the_next_generation():
     made = next_life(INFO, SAVED)
+    assert made.engine == "gvisor"
     for same in ("id", "state", "access_token", "end_at", "lifetime", "started_at", "template_id"):
         assert getattr(made, same) == getattr(INFO, same)
     assert (made.generation, made.snapshot_id, made.disk_id) == (5, "saved", "saved")

@@ -12,6 +12,7 @@ from agentenv.sandbox.state import State
 from agentenv.sandbox.suspend import How
 
 ENGINE = SimpleNamespace(traits=TRAITS)
+GROUND = SimpleNamespace(engine=lambda _: ENGINE)
 SILENT = GuestError("the agent did not answer", code="guest_unresponsive")
 
 
@@ -40,7 +41,7 @@ class Machine:
 
 
 def source(control, machine):
-    return suspend.Source(SimpleNamespace(engine=ENGINE), SimpleNamespace(), machine, control)
+    return suspend.Source(GROUND, SimpleNamespace(engine="qemu"), machine, control)
 
 
 @pytest.mark.parametrize("how", [How(healthy=True), How(memory=False)])
@@ -77,8 +78,8 @@ def with_disks(folder, machine, recorded):
     """A sandbox with its disk, and one that a snapshot gave it and did not finish."""
     for name in ("disk.qcow2", "new.next"):
         (folder / name).write_text(name)
-    ground = SimpleNamespace(files=lambda _: folder, engine=ENGINE)
-    info = SimpleNamespace(machine="m", disk_id=recorded)
+    ground = SimpleNamespace(files=lambda _: folder, engine=GROUND.engine)
+    info = SimpleNamespace(machine="m", disk_id=recorded, engine="qemu")
     return suspend.Source(ground, info, machine, Control())
 
 
@@ -101,8 +102,8 @@ async def test_a_new_disk_that_was_recorded_takes_its_place(tmp_path):
 async def test_a_disk_that_is_part_of_memory_is_not_saved_alone():
     control = Control()
     one = suspend.Source(
-        SimpleNamespace(engine=SimpleNamespace(traits=replace(TRAITS, layered=False))),
-        SimpleNamespace(state=State.RUNNING),
+        SimpleNamespace(engine=lambda _: SimpleNamespace(traits=replace(TRAITS, layered=False))),
+        SimpleNamespace(state=State.RUNNING, engine="gvisor"),
         Machine(),
         control,
     )

@@ -70,7 +70,7 @@ def test_stages_stand_on_earlier_ones(stages):
 
 
 def test_equal_beginnings_have_equal_keys_and_differ_from_there_on():
-    first = base_key("img", Guest(), SIZE, provision=True)
+    first = base_key("img", Guest(), SIZE, "qemu", provision=True)
     one = step_keys(first, [RUN, COPY, RUN], {})
     other = step_keys(first, [RUN, replace(COPY, files="e" * 64), RUN], {})
     assert one[0] == other[0] and one[1] != other[1] and one[2] != other[2]
@@ -78,11 +78,12 @@ def test_equal_beginnings_have_equal_keys_and_differ_from_there_on():
 
 
 def test_keys_change_with_all_that_matters_and_nothing_else():
-    first = base_key("img", Guest(), SIZE, provision=True)
-    assert first != base_key("other", Guest(), SIZE, provision=True)
-    assert first != base_key("img", Guest({"A": "1"}), SIZE, provision=True)
-    assert first != base_key("img", Guest(), replace(SIZE, memory_mib=1024), provision=True)
-    assert first != base_key("img", Guest(), SIZE, provision=False)
+    first = base_key("img", Guest(), SIZE, "qemu", provision=True)
+    assert first != base_key("other", Guest(), SIZE, "qemu", provision=True)
+    assert first != base_key("img", Guest({"A": "1"}), SIZE, "qemu", provision=True)
+    assert first != base_key("img", Guest(), replace(SIZE, memory_mib=1024), "qemu", provision=True)
+    assert first != base_key("img", Guest(), SIZE, "qemu", provision=False)
+    assert first != base_key("img", Guest(), SIZE, "gvisor", provision=True)
 
     def key(step: Step, stages=None) -> str:
         return step_keys(first, [step], stages or {})[0]

@@ -9,6 +9,7 @@ from typing import Any
 
 from agentenv.engine.contract import Attachment, MachineSpec
 
+PLATFORM = "systrap"  # never kvm: where that works QEMU does better
 GUEST_DEVICE = "eth0"
 FILES_LIMIT = 1 << 20
 # All that runsc knows: to gVisor, root in the guest is root of the guest alone.
@@ -115,7 +116,7 @@ def runsc(program: Path, files: RunFiles, *words: str) -> tuple[str, ...]:
     return (
         str(program),
         f"--root={files.state}",
-        "--platform=systrap",  # never kvm: where that works QEMU does better
+        f"--platform={PLATFORM}",
         "--network=sandbox",
         "--ignore-cgroups",  # ours are entered before
         f"--overlay2=root:dir={files.upper}",

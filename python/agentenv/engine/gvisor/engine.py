@@ -18,8 +18,8 @@ from agentenv.engine.contract import (
     Suspended,
     Traits,
 )
-from agentenv.engine.gvisor import bundle, checkpoint
-from agentenv.engine.gvisor.bundle import RunFiles
+from agentenv.engine.gvisor import bundle, checkpoint, probe, upper
+from agentenv.engine.gvisor.bundle import PLATFORM, RunFiles
 from agentenv.engine.gvisor.control import Keys, fresh_key
 from agentenv.engine.gvisor.machine import GvisorMachine
 from agentenv.engine.gvisor.roots import RootMounts
@@ -29,7 +29,6 @@ from agentenv.host.cgroup import Cgroups
 from agentenv.host.probe import cpu_model
 from agentenv.host.process import Launcher, ProcessSpec, ProcessStatus
 
-PLATFORM = "systrap"
 MOST_CPUS = 2
 TRAITS = Traits(
     "gvisor",
@@ -61,6 +60,7 @@ class GvisorEngine:
         self._files, self._launcher, self._cgroups = files, launcher, cgroups
         self._roots = RootMounts(files.roots)
         self._version: str | None = None
+        self._preparing = asyncio.Lock()
 
     @property
     def traits(self) -> Traits:
@@ -68,9 +68,11 @@ class GvisorEngine:
 
     async def prepare(self) -> None:
         """Raises MissingTool, InfraError."""
-        if self._version is None:
-            self._version = await version_of(self._files.runsc)
-            await asyncio.to_thread(self._roots.prepare, self._files.agent)
+        async with self._preparing:
+            if self._version is None:
+                await probe.must_run(self._files.runsc)
+                await asyncio.to_thread(self._roots.prepare, self._files.agent)
+                self._version = await version_of(self._files.runsc)
 
     async def capabilities(self) -> Capabilities:
         await self.prepare()
@@ -86,6 +88,10 @@ class GvisorEngine:
 
     async def boot(self, spec: MachineSpec) -> Machine:
         return await self._start(spec, ("run", "--detach"))
+
+    async def make_disk(self, path: Path, size_mib: int, uid: int) -> None:
+        del uid  # the host mounts it
+        await upper.make(path, size_mib)
 
     async def ready(self, spec: MachineSpec) -> Machine:
         return await self._start(spec, ("create",))

@@ -21,7 +21,7 @@ from agentenv.engine.contract import (
     Traits,
 )
 from agentenv.engine.process import make_cgroup, process_name, sweep, version_of
-from agentenv.engine.qemu import argv, initrd, probe
+from agentenv.engine.qemu import argv, disk, initrd, probe
 from agentenv.engine.qemu.argv import Guest, RunFiles
 from agentenv.engine.qemu.machine import QemuMachine
 from agentenv.errors import InfraError, faults
@@ -108,6 +108,9 @@ class QemuEngine:
     async def boot(self, spec: MachineSpec) -> Machine:
         guest = await self.prepare()
         return await self._start(spec, argv.boot(guest, spec, RunFiles(spec.run_dir)), {})
+
+    async def make_disk(self, path: Path, size_mib: int, uid: int) -> None:
+        await disk.make(self._files.work, path, size_mib, uid)
 
     async def ready(self, spec: MachineSpec) -> Machine:
         guest = await self.prepare()
