@@ -7,7 +7,10 @@ import time
 from e2b import Sandbox, SandboxNotFoundException, SandboxState
 
 STEPS = []
-COUNT = "n=0; while :; do n=$((n+1)); echo $n > /tmp/count.new; mv /tmp/count.new /tmp/count; done"
+COUNT = (
+    "mkfifo /tmp/tick; exec 9<> /tmp/tick; n=0;"
+    " while :; do n=$((n+1)); printf '%08d\n' $n 1<> /tmp/count; read -rt 0.01 -u 9; done"
+)
 
 
 def step(function):

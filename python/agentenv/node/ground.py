@@ -95,10 +95,10 @@ class NodeGround:
     def _restores(self, info: SandboxInfo) -> bool:
         """Whether it comes from memory that was saved, as far as this node knows: a machine that
         waits for that cannot boot."""
-        if info.snapshot_id is None or info.from_disk:
+        found = self._snapshots.known(info.snapshot_id) if info.snapshot_id else None
+        if found is None or found.memory is None:
             return False
-        found = self._snapshots.known(info.snapshot_id)
-        return found is not None and found.memory is not None
+        return not (info.from_disk and found.disk)
 
     async def _seat(self, machine: str, policy: Policy) -> Seat:
         place = self.place(await self._slots.acquire(policy))

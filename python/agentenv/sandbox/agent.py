@@ -34,7 +34,9 @@ class Greeting:
     home: str
 
 
-def init_arguments(info: SandboxInfo, network: Attachment | None, now_ns: int) -> dict[str, Any]:
+def init_arguments(
+    info: SandboxInfo, network: Attachment | None, now_ns: int, *, fresh: bool = False
+) -> dict[str, Any]:
     """The arguments of the agent's ``init``; fresh entropy at every call."""
     return {
         "generation": info.generation,
@@ -51,6 +53,7 @@ def init_arguments(info: SandboxInfo, network: Attachment | None, now_ns: int) -
         "volumes": list(info.guest.volumes),
         "disk_bytes": info.resources.disk_mib << 20,
         "memory_bytes": info.resources.memory_mib << 20,
+        "fresh": fresh,
     }
 
 
@@ -115,12 +118,16 @@ async def introduce(
 
 
 async def restored(
-    control: ControlChannel, info: SandboxInfo, network: Attachment | None
+    control: ControlChannel, info: SandboxInfo, network: Attachment | None, *, fresh: bool = False
 ) -> Verdict:
     """The restore contract's handshake: what ran before is told who and when it is now; only then
-    its processes go on. Raises GuestError (``restore_contract``) if a promise is not kept."""
+    its processes go on, or end if it is to be ``fresh``, as after a boot.
+
+    Raises GuestError (``restore_contract``) if a promise is not kept.
+    """
     sent = time.time_ns()
-    done = await control.call("init", init_arguments(info, network, sent), timeout=INIT_DEADLINE)
+    arguments = init_arguments(info, network, sent, fresh=fresh)
+    done = await control.call("init", arguments, timeout=INIT_DEADLINE)
     verdict = Verdict(
         clock_error_ms=clock_error(done, time.time_ns() - sent) / 1e6,
         entropy_reseeded=done["entropy_reseeded"],

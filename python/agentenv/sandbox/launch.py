@@ -167,19 +167,14 @@ async def _launch(ground: Ground, info: SandboxInfo, seat: Seat, boot_deadline: 
 
 
 async def _manifest(ground: Ground, info: SandboxInfo) -> Manifest | None:
-    """The snapshot it comes from. Raises Conflict if this node's engine cannot take it."""
+    """The snapshot it comes from; without its memory where it is booted from its disk.
+
+    Raises Conflict if this node's engine cannot take it.
+    """
     if info.snapshot_id is None:
         return None
     found = await ground.snapshots.find(info.snapshot_id)
-    if info.from_disk:
-        if not found.disk:
-            raise Conflict(
-                f"snapshot {found.id} cannot be booted from its disk",
-                why=f"in the engine {info.engine} its disk is part of its memory",
-                fix="restore it with its memory, and in the size it was saved with",
-                code="not_supported",
-                state=str(info.state.shown),
-            )
+    if info.from_disk and found.disk:
         return replace(found, memory=None)
     if found.memory is not None:
         here = asdict(await ground.engine(info.engine).features())
@@ -261,7 +256,8 @@ async def _restore(ground: Ground, info: SandboxInfo, seat: Seat, manifest: Mani
         await ground.engine(info.engine).restore(machine, spec, saved)
         control = await machine.control()
     with phase(phases, "init"):
-        verdict = await agent.restored(control, info, place.attachment)
+        fresh = info.from_disk or manifest.fresh
+        verdict = await agent.restored(control, info, place.attachment, fresh=fresh)
     ground.snapshots.has_open(info.machine)
     return Running(machine, control, verdict)
 

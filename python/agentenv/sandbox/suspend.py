@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from agentenv.engine.contract import ControlChannel, Engine, Machine, Saved, SavePlan
-from agentenv.errors import Conflict, GuestError
+from agentenv.errors import GuestError
 from agentenv.layer.layers import BLOCK
 from agentenv.model import new_id
 from agentenv.sandbox import agent, launch
@@ -56,6 +56,11 @@ class Source:
     def layered(self) -> bool:
         return self.engine.traits.layered
 
+    def saving(self, wanted: How) -> How:
+        """What is saved: a disk that is part of memory only together with it, whatever is to be
+        restored of the two."""
+        return wanted if self.layered else replace(wanted, memory=True)
+
 
 @dataclass(frozen=True, slots=True)
 class Taken:
@@ -72,7 +77,7 @@ async def paused(source: Source, how: How) -> AsyncGenerator[Taken]:
     If it cannot be saved, or the block fails, it runs as before. Raises GuestError
     (``sandbox_snapshot_guest_agent_unresponsive``), InfraError.
     """
-    _can_be_saved(source, how)
+    how, fresh = source.saving(how), not how.memory
     silent = await _quiet(source.control, how)
     try:
         with source.ground.snapshots.raws.making(2) as (memory, disk):
@@ -85,7 +90,7 @@ async def paused(source: Source, how: How) -> AsyncGenerator[Taken]:
             _note(source, saved)
             disks = await disk_stack(source, disk)
             manifest = await _manifest(source, saved.state, memory if how.memory else None, disks)
-            yield Taken(manifest, silent)
+            yield Taken(replace(manifest, fresh=fresh), silent)
     except BaseException:
         await asyncio.shield(_go_on(source, how))
         raise
@@ -100,18 +105,20 @@ async def snapshot(
     fails before that is for ``mend``. Raises as ``paused``.
     """
     ground, raws = source.ground, source.ground.snapshots.raws
-    _can_be_saved(source, how)
+    how, fresh = source.saving(how), not how.memory
     await _quiet(source.control, how)
     try:
         with raws.making(2) as (memory, disk):
-            fresh = await _next_disk(source) if source.layered else None
-            saved = await source.machine.save(SavePlan(_memory_file(source, how, memory), fresh))
+            following = await _next_disk(source) if source.layered else None
+            plan = SavePlan(_memory_file(source, how, memory), following)
+            saved = await source.machine.save(plan)
             await _thaw(source.control, how)
-            disks = await _lie_over(source, disk, fresh, sealed) if fresh else ()
+            disks = await _lie_over(source, disk, following, sealed) if following else ()
             if how.memory:
                 raws.put_runs(memory, (await saved.write()).runs)
             _note(source, saved)
             made = await _manifest(source, saved.state, memory if how.memory else None, disks)
+            made = replace(made, fresh=fresh)
             await ground.snapshots.add(made)
             return made
     except BaseException:
@@ -142,17 +149,6 @@ async def _lie_over(
     await sealed(replace(await _manifest(source, b"", None, disks), id=fresh.stem))
     fresh.replace(source.disk)
     return disks
-
-
-def _can_be_saved(source: Source, how: How) -> None:
-    if not how.memory and not source.layered:
-        raise Conflict(
-            "this sandbox cannot be saved without its memory",
-            why=f"in the engine {source.info.engine} its disk is part of it",
-            fix="save it with memory (the default)",
-            code="not_supported",
-            state=str(source.info.state.shown),
-        )
 
 
 async def _quiet(control: ControlChannel, how: How) -> bool:

@@ -47,7 +47,8 @@ Stack = tuple[Element, ...]
 class Manifest:
     """``parent``: the snapshot that the sandbox was restored from. ``features`` are those of the
     engine that saved it, ``state`` is its own, packed by ``pack``; ``memory`` is None if the
-    disk alone was saved; ``disk`` is empty if all is one file, named as its memory."""
+    disk alone was saved; ``disk`` is empty if all is one file, named as its memory, of which
+    ``fresh`` says that the disk alone is to be restored."""
 
     id: str
     created: datetime
@@ -60,6 +61,7 @@ class Manifest:
     disk: Stack
     memory: Stack | None
     state: str = ""
+    fresh: bool = False
 
     @property
     def engine(self) -> str:

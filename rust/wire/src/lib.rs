@@ -94,6 +94,8 @@ pub struct Init {
     /// What the guest may write and use, where its kernel does not know.
     pub disk_bytes: u64,
     pub memory_bytes: u64,
+    /// To one that was restored: of what ran before only the disk stays, as after a boot.
+    pub fresh: bool,
 }
 
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]

@@ -67,11 +67,14 @@ def test_one_that_was_stored_comes_back_from_the_store(server, guest):
     guest.counts_on()
 
 
-def test_a_disk_alone_is_refused_by_name(server, guest):
+def test_of_what_was_in_memory_nothing_is_left_when_the_disk_alone_comes_back(server, guest):
+    guest.sh("echo kept > /srv/kept; echo gone | tee /dev/shm/gone > /run/gone")
     answer = server.api("POST", f"/sandboxes/{guest.id}/pause", json={"memory": False})
-    assert answer.status_code == 409 and answer.json()["error_code"] == "not_supported"
-    assert guest.state == "running"
-    guest.counts_on()
+    assert answer.status_code == 204
+    guest.resume()
+    assert guest.sh("cat /srv/kept; ls -A /dev/shm /run; ls /proc | grep -c '^[0-9]'").split() == [
+        "kept", "/dev/shm:", "/run:", guest.sh("ls /proc | grep -c '^[0-9]'"),
+    ]  # fmt: skip
 
 
 def test_sandboxes_of_an_image_share_a_mount_which_goes_with_the_last(server, guest_of):

@@ -6,9 +6,10 @@ import time
 import pytest
 from tests.waiting import until
 
+# No program is started for each step: many of these run at once.
 COUNTER = """
-mkdir -p /srv && echo original > /srv/file
-(n=0; while :; do n=$((n+1)); echo $n > /srv/count.new; mv /srv/count.new /srv/count; sleep 0.05; done) \
+mkdir -p /srv && echo original > /srv/file && mkfifo /dev/shm/tick && exec 9<> /dev/shm/tick
+(n=0; while :; do n=$((n+1)); printf '%08d\n' $n 1<> /srv/count; read -rt 0.05 -u 9; done) \
     > /dev/null 2>&1 &
 echo $! > /srv/pid
 """

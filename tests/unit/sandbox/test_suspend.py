@@ -6,9 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from agentenv.engine.qemu.engine import TRAITS
-from agentenv.errors import Conflict, GuestError
+from agentenv.errors import GuestError
 from agentenv.sandbox import suspend
-from agentenv.sandbox.state import State
 from agentenv.sandbox.suspend import How
 
 ENGINE = SimpleNamespace(traits=TRAITS)
@@ -99,15 +98,8 @@ async def test_a_new_disk_that_was_recorded_takes_its_place(tmp_path):
     assert (tmp_path / "disk.qcow2").read_text() == "new.next"
 
 
-async def test_a_disk_that_is_part_of_memory_is_not_saved_alone():
-    control = Control()
-    one = suspend.Source(
-        SimpleNamespace(engine=lambda _: SimpleNamespace(traits=replace(TRAITS, layered=False))),
-        SimpleNamespace(state=State.RUNNING, engine="gvisor"),
-        Machine(),
-        control,
-    )
-    with pytest.raises(Conflict) as caught:
-        async with suspend.paused(one, How(memory=False)):
-            pass
-    assert caught.value.code == "not_supported" and not control.asked
+def test_a_disk_that_is_part_of_memory_is_saved_together_with_it():
+    whole = SimpleNamespace(engine=lambda _: SimpleNamespace(traits=replace(TRAITS, layered=False)))
+    one = suspend.Source(whole, SimpleNamespace(engine="gvisor"), Machine(), Control())
+    assert one.saving(How(memory=False, healthy=True)) == How(memory=True, healthy=True)
+    assert source(Control(), Machine()).saving(How(memory=False)) == How(memory=False)

@@ -7,6 +7,7 @@ use agentenv_wire::{Fault, Init};
 use serde_json::{json, Value};
 
 use super::{disk, fault, identity, network, now_ns, sockets};
+use crate::init::container;
 use crate::state::{Agent, PORT};
 use crate::sys;
 use crate::users::{Database, User};
@@ -51,8 +52,12 @@ pub fn initialise(init: Init, agent: &Arc<Agent>) -> Result<Value, Fault> {
         assume(&init, before.as_deref(), agent)?;
     }
     let dropped = if restored { drop_connections(agent) } else { 0 };
-    agent.remember(init).map_err(fault("memory"))?;
     let frozen = agent.freezer.holds();
+    if restored && init.fresh {
+        agent.freezer.end().map_err(fault("processes"))?;
+        container::empty_memory();
+    }
+    agent.remember(init).map_err(fault("memory"))?;
     let resumed = agent.freezer.release().map_err(fault("release"))?;
     let user = default_user(agent, restored)?;
     Ok(json!({

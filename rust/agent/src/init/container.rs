@@ -37,6 +37,22 @@ pub fn bring_up() -> Result<(), String> {
     Ok(())
 }
 
+/// Remove what lies in file systems that a boot would make anew; what cannot be is said and left.
+pub fn empty_memory() {
+    let folders = ["/dev/shm", "/run"].iter().flat_map(fs::read_dir);
+    for entry in folders.flatten().flatten() {
+        let path = entry.path();
+        let removed = if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            fs::remove_dir_all(&path)
+        } else {
+            fs::remove_file(&path)
+        };
+        if let Err(error) = removed {
+            println!("agentenv-agent: {} stays: {error}", path.display());
+        }
+    }
+}
+
 /// Run on as a copy that no file of the host's is needed for: a snapshot is to be whole by itself.
 fn run_from_memory() -> std::io::Result<()> {
     let name = format!("/memfd:{MEMORY_NAME}");

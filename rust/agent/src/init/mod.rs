@@ -1,6 +1,6 @@
 //! PID 1: brings the machine up, keeps the agent alive, reaps orphans. Single-threaded throughout.
 
-mod container;
+pub mod container;
 mod modules;
 mod mounts;
 

@@ -103,6 +103,16 @@ impl Freezer {
         })
     }
 
+    /// End them all, and let others be started: what a boot leaves of them. Blocking.
+    pub fn end(&self) -> io::Result<()> {
+        let Some(halted) = &self.halted else {
+            return Err(io::ErrorKind::Unsupported.into()); // a machine is booted instead
+        };
+        halted.lock().expect("no holder panics").end()?;
+        self.suspended.send_replace(false);
+        Ok(())
+    }
+
     /// Let them go on; how many there are. Also right if none was stopped.
     pub fn release(&self) -> io::Result<usize> {
         if let Some(halted) = &self.halted {

@@ -12,6 +12,8 @@ use crate::sys;
 
 const INIT: libc::pid_t = 1;
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
+/// A process that is killed frees its memory first.
+const ENDING: Duration = Duration::from_secs(10);
 
 /// Those that we stopped, parents first.
 #[derive(Debug, Default)]
@@ -66,6 +68,25 @@ impl Halted {
             signal(pid, libc::SIGCONT)?;
         }
         Ok(())
+    }
+
+    /// End every process but init and us. Blocking.
+    pub fn end(&mut self) -> io::Result<()> {
+        self.0.clear();
+        let deadline = Instant::now() + ENDING;
+        loop {
+            let left: Vec<_> = Kin::all().filter(is_others).collect();
+            if left.is_empty() {
+                return Ok(());
+            }
+            if Instant::now() >= deadline {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            for kin in left {
+                signal(kin.pid, libc::SIGKILL)?;
+            }
+            std::thread::sleep(LOOK_AGAIN);
+        }
     }
 
     /// Those that an earlier agent stopped, as far as that can be told.

@@ -7,6 +7,7 @@ use std::ffi::{CString, OsStr};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::time::Duration;
 
@@ -229,9 +230,21 @@ pub fn open_terminal() -> io::Result<(OwnedFd, OwnedFd)> {
     let mut unlocked: libc::c_int = 0;
     ioctl(ours.as_raw_fd(), libc::TIOCSPTLCK, &mut unlocked)?;
     // SAFETY: TIOCGPTPEER takes open flags and gives a new descriptor.
-    let theirs = checked(unsafe { libc::ioctl(ours.as_raw_fd(), libc::TIOCGPTPEER as _, own) })?;
-    // SAFETY: as above.
-    Ok((ours, unsafe { OwnedFd::from_raw_fd(theirs) }))
+    let theirs = checked(unsafe { libc::ioctl(ours.as_raw_fd(), libc::TIOCGPTPEER as _, own) });
+    let theirs = match theirs {
+        // SAFETY: as above.
+        Ok(fd) => unsafe { OwnedFd::from_raw_fd(fd) },
+        // gVisor knows it by its name alone.
+        Err(error) if error.raw_os_error() == Some(libc::ENOTTY) => {
+            let mut number: libc::c_uint = 0;
+            ioctl(ours.as_raw_fd(), libc::TIOCGPTN, &mut number)?;
+            let mut named = std::fs::OpenOptions::new();
+            named.read(true).write(true).custom_flags(libc::O_NOCTTY);
+            named.open(format!("/dev/pts/{number}"))?.into()
+        }
+        Err(error) => return Err(error),
+    };
+    Ok((ours, theirs))
 }
 
 /// The key that ends input of a terminal that reads by lines; None: it takes every byte as it is.
@@ -372,11 +385,25 @@ pub fn join_cgroup(procs: RawFd) -> io::Result<()> {
     checked(unsafe { libc::write(procs, c"0".as_ptr().cast(), 1) } as libc::c_int).map(drop)
 }
 
+/// Nothing blocked, nothing ignored, whatever our parent and we have. Async-signal-safe.
+fn default_signals() {
+    // SAFETY: only system calls with numbers and a set that is initialised by sigemptyset.
+    unsafe {
+        for number in 1..=libc::SIGRTMAX() {
+            libc::signal(number, libc::SIG_DFL); // refused for SIGKILL and SIGSTOP
+        }
+        let mut set = std::mem::zeroed();
+        libc::sigemptyset(&mut set);
+        libc::sigprocmask(libc::SIG_SETMASK, &set, std::ptr::null_mut());
+    }
+}
+
 /// What a child does before exec: session of its own, identity, folder. Async-signal-safe.
 pub fn become_user(uid: u32, gid: u32, groups: &[u32], cwd: &CString) -> io::Result<()> {
     // SAFETY: only system calls on data that was made before the fork.
     unsafe {
         libc::setsid();
+        default_signals();
         let _ = set_file_limit(FILES_SOFT, FILES_HARD);
         let score = libc::open(c"/proc/self/oom_score_adj".as_ptr(), libc::O_WRONLY);
         if score >= 0 {
