@@ -22,9 +22,8 @@ from tests.leaks import nothing_left
 
 ROOT = Path(__file__).parents[1]
 AENV = (str(Path(sys.executable).with_name("aenv")),)
-# Of the suite's own environment; AENV_ENGINE has any suite run on that engine.
-KEPT = ("AENV_TOOLS", "AENV_BIN_DIR", "AENV_ENGINE")
-BASE_IMAGE = "debootstrap:bookworm+python3,procps"
+KEPT = ("AENV_TOOLS", "AENV_BIN_DIR")  # of the suite's own environment
+BASE_IMAGE = "debootstrap:bookworm+python3,procps,sudo"
 START_DEADLINE = 60.0
 
 
@@ -55,6 +54,10 @@ class TestServer:
     """Trusted for TLS, which the server then speaks."""
 
     __test__ = False
+
+    @property
+    def engine(self) -> str:
+        return self.environ["AENV_ENGINE"]
 
     @property
     def url(self) -> str:
@@ -158,22 +161,22 @@ class TestServer:
 
 
 @contextmanager
-def serving_base(parent: Path):
-    """A server with a home of its own below ``parent``, and the image `base` in it."""
-    running = TestServer(new_home(parent))
-    running.home.mkdir(mode=0o711)
-    running.start()
+def with_base(parent: Path):
+    """A server with a home of its own below ``parent`` and the image `base` in it; not started."""
+    made = TestServer(new_home(parent))
+    made.home.mkdir(mode=0o711)
     try:
-        running.cli("image", "pull", BASE_IMAGE, "--name", "base", check=True, timeout=1800)
-        yield running
+        made.cli("image", "pull", BASE_IMAGE, "--name", "base", check=True, timeout=1800)
+        yield made
     finally:
-        running.close()
+        shutil.rmtree(made.home)
 
 
 @contextmanager
 def serving_copy(parent: Path, of: TestServer, **environ: str):
-    """A server of the suite's own, to kill and fill, on a copy of another's images."""
-    running = TestServer(new_home(parent), environ=environ)
+    """A server of the suite's own, to kill and fill, on a copy of another's images, with its
+    engine unless another is asked for."""
+    running = TestServer(new_home(parent), environ={**of.environ, **environ})
     # The cache is sparse, its copy would not be, and layers of memory are large.
     unwanted = shutil.ignore_patterns("sandboxes", "snapshots", "cache", "*.lock")
     shutil.copytree(of.home, running.home, ignore=unwanted)

@@ -11,9 +11,9 @@ pytestmark = pytest.mark.full  # minutes: two images are assembled from packages
 
 
 @pytest.fixture(scope="module")
-def shipping(scratch):
+def shipping(scratch, any_engine):
     """A server with the templates, made without a name: all of them."""
-    running = TestServer(new_home(scratch))
+    running = TestServer(new_home(scratch), environ={"AENV_ENGINE": any_engine})
     running.home.mkdir(mode=0o711)
     with nothing_left(running.home):
         running.start()

@@ -9,7 +9,9 @@ FLOWS = ["e2b_flow.py", "e2b_async_flow.py", "e2b_suspend_flow.py", "e2b_templat
 
 
 @pytest.mark.parametrize("flow", FLOWS)
-@pytest.mark.parametrize("generation", ["e2b-current", "e2b-2.45"])
+@pytest.mark.parametrize(
+    "generation", [pytest.param("e2b-current", marks=pytest.mark.both), "e2b-2.45"]
+)
 def test_the_official_sdk_drives_a_sandbox(server, generation, flow):
     python = ROOT / ".cache" / "venvs" / generation / "bin" / "python"
     script = Path(__file__).with_name(flow)

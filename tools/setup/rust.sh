@@ -41,19 +41,22 @@ binaries_ready() {
     fresh "$CACHE/stamps/binaries" "$(binaries_key)" && [ -x "$REPO/target/release/agentenv-edge" ] &&
         [ -x "$REPO/target/release/agentenv-blockd" ] &&
         [ -x "$REPO/target/release/libagentenv_map.so" ] &&
-        [ -x "$REPO/target/release/agentenv-agent" ]
+        [ -x "$REPO/target/release/agentenv-sudo" ] && [ -x "$REPO/target/release/agentenv-agent" ]
 }
 
 binaries_step() {
-    local built="$REPO/target/$TARGET/release/agentenv-agent" place="$REPO/target/release/agentenv-agent"
+    local name place
     cargo_here build --locked --release -p agentenv-edge -p agentenv-blockd -p agentenv-map
-    # The agent is PID 1 of guests that may hold no libc at all: static. A target of its own keeps
+    # What runs in guests, which may hold no libc at all, is static. A target of its own keeps
     # the flag away from build scripts and from the other binaries.
     RUSTFLAGS='-C target-feature=+crt-static' \
         cargo_here build --locked --release -p agentenv-agent --target "$TARGET"
     # Moved into place: one that runs or is being copied is never half written.
-    install -m 0755 "$built" "$place.new"
-    mv "$place.new" "$place"
+    for name in agentenv-agent agentenv-sudo; do
+        place="$REPO/target/release/$name"
+        install -m 0755 "$REPO/target/$TARGET/release/$name" "$place.new"
+        mv "$place.new" "$place"
+    done
     stamp "$CACHE/stamps/binaries" "$(binaries_key)"
 }
 

@@ -70,6 +70,7 @@ def _make_engine(
         files = GvisorFiles(
             runsc=tools.find("runsc"),
             agent=tools.binary("agentenv-agent"),
+            sudo=tools.binary("agentenv-sudo"),
             roots=config.runtime_dir / "roots",
         )
         return GvisorEngine(files, launcher, cgroups)

@@ -67,7 +67,7 @@ WANTED = (
     Wanted("mmdebstrap", "--version", (), "warn", "images from Debian packages"),
 )
 FILESYSTEMS = ("erofs", "overlay", "fuse")
-OWN_PROGRAMS = ("agentenv-agent", "agentenv-blockd", "agentenv-edge")
+OWN_PROGRAMS = ("agentenv-agent", "agentenv-blockd", "agentenv-edge", "agentenv-sudo")
 
 
 def judge_kernel(kernel: probe.Kernel) -> Finding:

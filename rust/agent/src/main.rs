@@ -5,6 +5,7 @@
 //! - `http`     E2B's in-guest protocol: routing, authentication, files, Connect envelopes
 //! - `process`  processes and their streams
 //! - `fs`       metadata and operations on files
+//! - `sudo`     root for those who may, where the kernel ignores set-user-id bits
 //! - `state`, `users`, `sys`  what they share
 
 mod control;
@@ -13,6 +14,7 @@ mod http;
 mod init;
 mod process;
 mod state;
+mod sudo;
 mod sys;
 mod users;
 

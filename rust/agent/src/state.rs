@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, RwLock};
 
 use agentenv_wire::Init;
 
+use crate::sudo;
 use crate::users::{Database, User};
 use crate::{control, http, process, sys};
 
@@ -171,6 +172,9 @@ pub fn serve(listen: SocketAddr, port: Option<control::Port>, mut kept: Option<K
         Ok(listener) => listener,
         Err(error) => return println!("agentenv-agent: cannot listen on {listen}: {error}"),
     };
+    if agent.is_guest() && !agent.is_machine() {
+        std::thread::spawn(sudo::serve);
+    }
     if let Some(port) = port {
         let agent = Arc::clone(&agent);
         std::thread::spawn(move || control::serve(&port, &agent));

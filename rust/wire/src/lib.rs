@@ -4,6 +4,8 @@
 //! `{"id":N,"error":{"code":"...","message":"..."}}`. The host may disconnect in the middle of a
 //! line and starts every connection with a blank one; blank and unparsable lines are not requests.
 
+pub mod sudo;
+
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};

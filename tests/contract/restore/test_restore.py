@@ -13,6 +13,8 @@ from tests.contract.restore.conftest import HOLDER, background
 from tests.integration.suspend.conftest import Guest
 from tests.waiting import until
 
+pytestmark = pytest.mark.both
+
 TOLERANCE = 0.1  # seconds that its clock may be off
 ABSENCE = 2.0
 SERVER = (

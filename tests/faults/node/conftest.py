@@ -29,6 +29,7 @@ def node(scratch, server, bucket, wanted):
     what it does for ``wanted`` by now, so what is counted here is this node's."""
     environ = {
         **bucket.keys,
+        "AENV_ENGINE": server.engine,
         "AENV_STORE": bucket.url("node", timeout="3"),
         "AENV_STORE_PATIENCE": "1",
     }

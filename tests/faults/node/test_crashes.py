@@ -15,6 +15,8 @@ from tests.server import serving_copy
 
 from agentenv.host.cgroup import detect
 
+pytestmark = pytest.mark.both
+
 
 @pytest.fixture(scope="module")
 def own(scratch, server):

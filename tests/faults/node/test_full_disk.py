@@ -9,10 +9,10 @@ from tests.server import TestServer, new_home
 
 
 @pytest.fixture(scope="module")
-def small(scratch):
+def small(scratch, any_engine):
     """A server whose home is a file system of its own, with little room."""
     before = HostObjects.now()
-    running = TestServer(new_home(scratch))
+    running = TestServer(new_home(scratch), environ={"AENV_ENGINE": any_engine})
     running.home.mkdir(mode=0o711)
     argv = [
         "mount",

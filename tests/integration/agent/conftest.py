@@ -122,7 +122,7 @@ def introduced(tmp_path_factory):
 
 
 @pytest.fixture(scope="package")
-def unattended_machine(scratch, server):
+def unattended_machine(scratch, base):
     """A real guest, whose control channel nobody else holds."""
-    with unattended(scratch, server) as machine:
+    with unattended(scratch, base) as machine:
         yield machine

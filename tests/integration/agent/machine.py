@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.integration.node.world import tool
-from tests.server import serving_copy
+from tests.server import TestServer, serving_copy
 from tests.waiting import until
 
 from agentenv.host import netns
@@ -184,9 +184,9 @@ def network_of(slot: Path, tap: str) -> dict[str, Any]:
 
 
 @contextmanager
-def unattended(scratch: Path, server: Any):
-    """A machine whose server was killed after it had booted it."""
-    with serving_copy(scratch, server) as own:
+def unattended(scratch: Path, base: TestServer):
+    """A QEMU machine whose server was killed after it had booted it."""
+    with serving_copy(scratch, base, AENV_ENGINE="qemu") as own:
         made = own.create("base", timeout=3600)
         found = own.inspect(made["sandboxID"])
         identity = ("exec", made["sandboxID"], "--", "cat", "/etc/machine-id")

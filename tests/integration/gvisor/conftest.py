@@ -1,4 +1,4 @@
-"""A server whose engine is gVisor, on a copy of the session's images."""
+"""What gVisor alone has: the session's server of it, and nothing that waits there."""
 
 import pytest
 
@@ -10,6 +10,6 @@ __all__ = ["counting", "guest", "guest_of"]
 
 @pytest.fixture(scope="package")
 def server(server, scratch):
-    """In place of the session's."""
-    with serving_copy(scratch, server, AENV_ENGINE="gvisor") as running:
+    """In place of the session's. Whatever holds a mount is a test's own: no machine waits."""
+    with serving_copy(scratch, server, AENV_WARM_MACHINES="0") as running:
         yield running

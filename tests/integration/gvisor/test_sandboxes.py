@@ -3,10 +3,13 @@
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from tests.integration.suspend.conftest import Guest
 from tests.waiting import until
 
 MIB = 1 << 20
+pytestmark = pytest.mark.only("gvisor")
 
 
 def made(server, guest_of, **fields):
@@ -96,3 +99,32 @@ def test_nobody_without_the_key_controls_a_guest(server, guest):
     assert Guest(server, guest.id).sh("cat /proc/1/environ | wc -c")
     asked = "import socket; s=socket.create_connection(('127.0.0.1',49982)); s.sendall(b'x\\n'); "
     assert guest.sh(f'python3 -c "{asked}print(s.recv(9))"') == "b''"
+
+
+def test_who_needs_no_password_may_be_root_and_nobody_else(server, guest_of):
+    """Its kernel ignores set-user-id bits: the agent starts the image's own sudo."""
+    guest = made(server, guest_of)
+    rule = "echo '{0} ALL=(ALL:ALL) {1} ALL' > /etc/sudoers.d/{0}"
+    guest.sh("; ".join(f"useradd -m {name}" for name in ("alice", "bob", "carol")))
+    guest.sh(f"{rule.format('alice', 'NOPASSWD:')}; {rule.format('bob', '')}")
+
+    def run(script, user="alice"):
+        done = server.cli("exec", guest.id, "-u", user, "--", "/bin/bash", "-c", script)
+        return done.returncode, done.stdout.decode().strip(), done.stderr.decode().strip()
+
+    assert run("id -u; sudo -n id -u; sudo -u bob id -un") == (0, "1000\n0\nbob", "")
+    assert run("echo one | sudo cat; sudo sh -c 'exit 7'") == (7, "one", "")
+    assert run("cd /tmp; umask 27; sudo touch new; stat -c %a new; sudo pwd") == (
+        0,
+        "640\n/tmp",
+        "",
+    )
+    assert run("echo one > ~/log; sudo echo two >> ~/log; cat ~/log; sudo -x")[:2] == (
+        1,
+        "one\ntwo",
+    )
+    assert run("timeout 1 sudo sleep 99; echo $?; pgrep sleep; sudo kill -9 $$")[:2] == (137, "124")
+    for user in ("bob", "carol"):
+        code, said, error = run("sudo -n id -u", user)
+        assert code == 1 and not said and "password is required" in error
+    assert guest.sh("sudo id -u; ls -A /") and ".agentenv" not in guest.sh("ls -A /")

@@ -59,7 +59,7 @@ def test_a_taken_port_is_told_and_leaves_nothing(home):
 def test_a_home_that_engines_cannot_reach_is_told(scratch):
     closed = scratch / "closed"
     closed.mkdir(mode=0o700)
-    done = serve(closed / "home")
+    done = serve(closed / "home", "--engine", "qemu")
     assert done.returncode == 64 and f"chmod o+x {closed}" in done.stderr
 
 
@@ -78,7 +78,7 @@ def test_bad_options_are_told(home, words, needle):
 
 def test_a_missing_tool_is_named_with_its_remedy(home):
     done = subprocess.run(
-        [*AENV, "serve", "--home", home],
+        [*AENV, "serve", "--home", home, "--engine", "qemu"],
         capture_output=True,
         text=True,
         env={**os.environ, "AENV_TOOLS": "/nonexistent"},

@@ -10,6 +10,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+pytestmark = pytest.mark.both
+
 
 @pytest.fixture(scope="module")
 def sandbox(server):

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.both
+
 
 def fork(guest, guest_of, count, **body):
     made = guest.post("fork", 201, count=count, **body)

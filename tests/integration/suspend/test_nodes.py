@@ -13,7 +13,8 @@ def other(scratch, server):
     """A second node: nothing of the first is on it."""
     home = new_home(scratch)
     home.mkdir(mode=0o711)
-    running = TestServer(home, environ={"AENV_STORE": str(server.home / "store")})
+    environ = {**server.environ, "AENV_STORE": str(server.home / "store")}
+    running = TestServer(home, environ=environ)
     running.start()
     yield running
     running.close()

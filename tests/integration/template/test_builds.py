@@ -10,6 +10,8 @@ from tests import corpus
 from tests.integration.image import registries
 from tests.waiting import until
 
+pytestmark = pytest.mark.both
+
 
 class Builds:
     """Words with the server about templates; those it made are removed at the end."""

@@ -32,7 +32,9 @@ MOUNTS = (
     ("/dev/mqueue", "mqueue", "mqueue", ("nosuid", "noexec", "nodev")),
     ("/run", "tmpfs", "tmpfs", ("nosuid", "nodev", "mode=0755")),
 )
-AGENT = ".agentenv-agent"  # rust/agent/src/init/container.rs takes it away
+# In the root, until the agent takes them away: rust/agent/src/init/container.rs, …/sudo.rs.
+AGENT = ".agentenv-agent"
+SUDO = ".agentenv-sudo"
 KEY_VARIABLE = "AENV_CONTROL_KEY"
 
 

@@ -50,6 +50,7 @@ class Files:
 
     runsc: Path
     agent: Path
+    sudo: Path
     roots: Path
 
 
@@ -71,7 +72,7 @@ class GvisorEngine:
         async with self._preparing:
             if self._version is None:
                 await probe.must_run(self._files.runsc)
-                await asyncio.to_thread(self._roots.prepare, self._files.agent)
+                await asyncio.to_thread(self._roots.prepare, self._files.agent, self._files.sudo)
                 self._version = await version_of(self._files.runsc)
 
     async def capabilities(self) -> Capabilities:

@@ -20,7 +20,7 @@ from collections.abc import Set
 from pathlib import Path
 
 from agentenv.concurrency import KeyedLocks
-from agentenv.engine.gvisor.bundle import AGENT
+from agentenv.engine.gvisor.bundle import AGENT, SUDO
 from agentenv.errors import InfraError, faults
 from agentenv.host.process import run
 
@@ -39,16 +39,21 @@ class RootMounts:
         self._locks = KeyedLocks()
         self._below: Path | None = None
 
-    def prepare(self, agent: Path) -> None:
-        """Have a folder with the agent, to lie below every image. Blocking. Raises InfraError."""
+    def prepare(self, agent: Path, sudo: Path) -> None:
+        """Have a folder with our programs, to lie below every image. Blocking.
+
+        Raises InfraError.
+        """
         with faults("the agent could not be laid out"):
-            data = agent.read_bytes()
-            below = self._folder / f"agent-{hashlib.blake2s(data, digest_size=8).hexdigest()}"
+            programs = {AGENT: agent.read_bytes(), SUDO: sudo.read_bytes()}
+            digest = hashlib.blake2s(b"".join(programs.values()), digest_size=8).hexdigest()
+            below = self._folder / f"agent-{digest}"
             if not below.exists():
                 fresh = self._folder / f".{below.name}"
                 fresh.mkdir(parents=True, exist_ok=True)
-                (fresh / AGENT).write_bytes(data)
-                (fresh / AGENT).chmod(0o755)
+                for name, data in programs.items():
+                    (fresh / name).write_bytes(data)
+                    (fresh / name).chmod(0o755)
                 fresh.rename(below)
         self._below = below
 

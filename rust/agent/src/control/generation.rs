@@ -9,8 +9,8 @@ use serde_json::{json, Value};
 use super::{disk, fault, identity, network, now_ns, sockets};
 use crate::init::container;
 use crate::state::{Agent, PORT};
-use crate::sys;
 use crate::users::{Database, User};
+use crate::{sudo, sys};
 
 #[derive(Debug, PartialEq, Eq)]
 enum Kind {
@@ -91,6 +91,9 @@ fn assume(init: &Init, before: Option<&Init>, agent: &Agent) -> Result<(), Fault
     if let Some(wanted) = init.network.as_ref().filter(|_| agent.is_machine()) {
         let before = before.and_then(|before| before.network.as_ref());
         network::configure(wanted, before).map_err(fault("network"))?;
+    }
+    if !agent.is_machine() {
+        sudo::place();
     }
     for path in &init.volumes {
         let _ = fs::create_dir_all(path);

@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::Path;
 
 use super::mounts;
-use crate::sys;
+use crate::{sudo, sys};
 
 const KEY: &str = "AENV_CONTROL_KEY";
 const MEMORY_NAME: &str = "agentenv-agent";
@@ -29,6 +29,7 @@ impl Key {
 pub fn bring_up() -> Result<(), String> {
     run_from_memory().map_err(|error| format!("the agent cannot run from memory: {error}"))?;
     let _ = fs::remove_file(PLACE);
+    sudo::take();
     // The sandbox's kernel puts a file system in memory there if the image's folder is empty.
     if own_mount("/tmp") {
         let _ = sys::unmount("/tmp");

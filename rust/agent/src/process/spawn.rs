@@ -16,8 +16,8 @@ use tokio::sync::{mpsc, watch, Mutex as AsyncMutex};
 use super::group::{self, Group};
 use super::{output, Config, End, Event, Process, Size, Stream, Terminal, END_KEPT};
 use crate::state::Agent;
-use crate::sys;
 use crate::users::User;
+use crate::{sudo, sys};
 
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
@@ -50,6 +50,9 @@ pub fn start(
     streams: Streams,
 ) -> Result<(Arc<Process>, mpsc::Receiver<Event>), StartError> {
     let ours = |error: io::Error| StartError::Failed(error.to_string());
+    if user.uid != 0 {
+        sudo::place(); // it may have been installed since
+    }
     let group = Group::create(agent);
     let mut command = command(agent, &config, user, group.entry())?;
     let ends = match streams {

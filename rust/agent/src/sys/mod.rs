@@ -2,6 +2,7 @@
 
 mod attributes;
 mod netlink;
+mod rights;
 
 use std::ffi::{CString, OsStr};
 use std::io;
@@ -13,6 +14,7 @@ use std::time::Duration;
 
 pub use attributes::{attribute, attributes, attributes_of, remove_attribute, set_attribute};
 pub use netlink::Netlink;
+pub use rights::receive_streams;
 
 fn checked(result: libc::c_int) -> io::Result<libc::c_int> {
     if result < 0 {
@@ -383,6 +385,12 @@ fn set_file_limit(soft: libc::rlim_t, hard: libc::rlim_t) -> io::Result<()> {
 pub fn join_cgroup(procs: RawFd) -> io::Result<()> {
     // SAFETY: the descriptor is open, pointer and length describe one static byte.
     checked(unsafe { libc::write(procs, c"0".as_ptr().cast(), 1) } as libc::c_int).map(drop)
+}
+
+/// Async-signal-safe.
+pub fn set_umask(mask: u32) {
+    // SAFETY: takes a number.
+    unsafe { libc::umask(mask) };
 }
 
 /// Nothing blocked, nothing ignored, whatever our parent and we have. Async-signal-safe.
