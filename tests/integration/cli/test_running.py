@@ -49,12 +49,14 @@ def test_a_tree_goes_in_and_comes_back(server, sandbox, tree, tmp_path):
     )
     lines = facts.splitlines()
     assert lines[0] == "644 1234:2345 1400000000" and lines[1].startswith("4755 0:0")
-    assert lines[2] == "sub/f" and int(lines[3]) < 1000
+    assert lines[2] == "sub/f"
+    keeps_holes = server.engine == "qemu"
+    assert (int(lines[3]) < 1000) == keeps_holes
     server.cli("cp", f"{sandbox}:/tmp/new", str(tmp_path / "back"), check=True)
     assert subprocess.run(["diff", "-r", tree, tmp_path / "back"]).returncode == 0
     back = (tmp_path / "back" / "sub" / "f").stat()
     assert (back.st_uid, back.st_gid, back.st_mtime) == (1234, 2345, 1_400_000_000)
-    assert (tmp_path / "back" / "holes").stat().st_blocks < 1000
+    assert ((tmp_path / "back" / "holes").stat().st_blocks < 1000) == keeps_holes
     assert (tmp_path / "back" / "sub" / "tool").stat().st_mode & 0o7777 == 0o755
     server.cli("cp", "--special", f"{sandbox}:/tmp/new/sub/tool", str(tmp_path), check=True)
     assert (tmp_path / "tool").stat().st_mode & 0o7777 == 0o4755
@@ -179,6 +181,7 @@ def test_a_command_is_ended_at_its_deadline(server, sandbox):
     assert (done.returncode, done.stdout) == (124, b"early\n")
 
 
+@pytest.mark.only("qemu")  # a kernel of its own panics
 def test_a_sandbox_that_died_is_not_a_command_that_failed(server):
     sandbox = server.create("base", timeout=300)["sandboxID"]
     done = server.cli(

@@ -70,7 +70,8 @@ def test_the_sdks_shell_is_what_there_is(server, alpine):
 
 def test_the_usual_places_are_mounted_and_names_written(server, alpine):
     mounts = sh(server, alpine, "cat /proc/mounts").stdout.decode()
-    for place in ("/proc", "/sys", "/dev", "/dev/pts", "/dev/shm", "/sys/fs/cgroup"):
+    cgroups = ("/sys/fs/cgroup",) if server.engine == "qemu" else ()
+    for place in ("/proc", "/sys", "/dev", "/dev/pts", "/dev/shm", *cgroups):
         assert f" {place} " in mounts, place
     assert sh(server, alpine, "cat /etc/hostname").stdout.decode().strip() == alpine
     assert b"nameserver 10.233.0.1" in sh(server, alpine, "cat /etc/resolv.conf").stdout

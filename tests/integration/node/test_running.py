@@ -37,6 +37,7 @@ def run(server, made, script, **headers):
     return [message for _, message in envelope.Decoder().feed(answer.content)]
 
 
+@pytest.mark.only("qemu")  # by a cgroup in the guest
 def test_a_kill_takes_what_a_command_has_put_aside(server, made, sandbox):
     """A daemon: forked twice, in a session of its own, its parent gone."""
     daemon = "setsid sh -c 'setsid sleep 1234 & ' & wait; exec sleep 60"
@@ -72,6 +73,7 @@ def test_a_daemon_outlives_the_command_that_ended(server, made, sandbox):
     assert sh(server, sandbox, "pkill -f 'sleep [4]321'").returncode == 0
 
 
+@pytest.mark.only("qemu")  # gVisor ends with its limit: tests/integration/gvisor
 def test_want_of_memory_is_told_from_failure(server, made):
     eater = "x = []\nwhile True: x.append(b'1' * (1 << 20))"
     messages = run(server, made, f'python3 -c "{eater}"')
@@ -84,7 +86,7 @@ def test_want_of_memory_is_told_from_failure(server, made):
 def test_metrics_come_by_themselves_and_a_range_is_respected(server, sandbox):
     samples = until(lambda: server.api("GET", f"/sandboxes/{sandbox}/metrics").json())
     assert samples[0]["memTotal"] > samples[0]["memUsed"] > 0 < samples[0]["diskTotal"]
-    assert 0 <= samples[0]["cpuUsedPct"] <= 100 and samples[0]["cpuCount"] == 1
+    assert 0 <= samples[0]["cpuUsedPct"] <= 100 and samples[0]["cpuCount"] in (1, 2)
     assert server.api("GET", f"/sandboxes/{sandbox}/metrics?end=1000").json() == []
     many = server.api("GET", f"/sandboxes/metrics?sandbox_ids={sandbox}").json()["sandboxes"]
     assert many[sandbox]["timestampUnix"] >= samples[0]["timestampUnix"]
@@ -149,6 +151,7 @@ def test_a_repeated_request_makes_one_sandbox(server):
     assert (late.status_code, late.json()["error_code"]) == (409, "idempotency_key_used")
 
 
+@pytest.mark.only("qemu")  # a kernel of its own panics
 def test_what_ended_says_why(server):
     sandbox_id = server.create("base", timeout=300)["sandboxID"]
     server.cli("exec", sandbox_id, "-u", "root", "--", "sh", "-c", "echo c > /proc/sysrq-trigger")

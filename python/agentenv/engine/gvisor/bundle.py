@@ -63,6 +63,11 @@ class RunFiles:
         return self.run_dir / "image"
 
     @property
+    def memory(self) -> Path:
+        """What is told of the guest's memory, in place of the host's."""
+        return self.run_dir / "meminfo"
+
+    @property
     def pid(self) -> Path:
         return self.run_dir / "pid"
 
@@ -145,7 +150,11 @@ def start(spec: MachineSpec, argv: tuple[str, ...]) -> tuple[str, ...]:
     with the sandbox."""
     files = RunFiles(spec.run_dir)
     disk, upper = quoted(spec.disk), quoted(files.upper)
-    lines = [hidden_sysctls(), f"mount -o loop,noatime {disk} {upper}\n"]
+    lines = [
+        hidden_sysctls(),
+        f"mount --bind {quoted(files.memory)} /proc/meminfo\n",
+        f"mount -o loop,noatime {disk} {upper}\n",
+    ]
     if spec.network:
         lines.append(network(spec.network))
     lines.append(f"exec {shlex.join(argv)}\n")

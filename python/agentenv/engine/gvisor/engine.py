@@ -112,7 +112,7 @@ class GvisorEngine:
         async with undo_on_failure() as undo:
             undo.push("root", lambda: self._roots.release(spec.sandbox_id))
             root = await self._roots.hold(image, spec.sandbox_id)
-            await asyncio.to_thread(_write, files, root)
+            await asyncio.to_thread(_write, files, root, spec.memory_mib)
             undo.push("cgroup", lambda: self._cgroups.remove(spec.cgroup))
             procs = await asyncio.to_thread(make_cgroup, self._cgroups, spec)
             more = (f"--bundle={spec.run_dir}", f"--pid-file={files.pid}", spec.sandbox_id)
@@ -161,10 +161,11 @@ class GvisorEngine:
         await asyncio.to_thread(self._roots.remove)
 
 
-def _write(files: RunFiles, root: Path) -> None:
+def _write(files: RunFiles, root: Path, memory_mib: int) -> None:
     key = fresh_key()
     with faults("the sandbox's bundle could not be written"):
         files.upper.mkdir(mode=0o700, exist_ok=True)
+        files.memory.write_text(f"MemTotal: {memory_mib << 10} kB\n")
         files.config.touch(mode=0o600)
         files.config.write_text(json.dumps(bundle.config(root, key)))
     Keys(files.keys).write([key])

@@ -5,6 +5,7 @@ use std::fs;
 use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use super::mounts;
@@ -33,6 +34,10 @@ pub fn bring_up() -> Result<(), String> {
     // The sandbox's kernel puts a file system in memory there if the image's folder is empty.
     if own_mount("/tmp") {
         let _ = sys::unmount("/tmp");
+        // It has made the folder, too, if the image had none.
+        if fs::metadata("/tmp").is_ok_and(|found| found.permissions().mode() & 0o7777 == 0o777) {
+            let _ = fs::set_permissions("/tmp", fs::Permissions::from_mode(0o1777));
+        }
     }
     mounts::shared();
     Ok(())

@@ -182,8 +182,10 @@ impl Kin {
     pub(super) fn parse(text: &str) -> Option<Self> {
         let (pid, rest) = text.split_once(" (")?;
         let mut fields = rest.rsplit_once(") ")?.1.split(' ');
+        // To gVisor one that is just ending is number 0, which init and the agent would descend from.
+        let pid = pid.parse().ok().filter(|pid| *pid > 0)?;
         Some(Self {
-            pid: pid.parse().ok()?,
+            pid,
             state: fields.next()?.chars().next()?,
             parent: fields.next()?.parse().ok()?,
             session: fields.nth(1)?.parse().ok()?,
@@ -202,5 +204,6 @@ mod tests {
         assert!(!kin.is_stopped() && !kin.is_dead());
         assert!(Kin::parse("7 (x) T 1 1 1").unwrap().is_stopped());
         assert!(Kin::parse("42 (a").is_none());
+        assert!(Kin::parse("0 (sleep) Z 7 40 41 0 -1").is_none());
     }
 }
