@@ -1,6 +1,7 @@
 //! From a process's pipe to its subscribers.
 
 use std::io;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -8,6 +9,7 @@ use tokio::net::unix::pipe;
 use tokio::sync::watch;
 
 use super::{Event, Process, Stream, Terminal};
+use crate::sys;
 
 /// E2B's pieces are at most this large.
 const CHUNK: usize = 32 << 10;
@@ -24,14 +26,21 @@ pub async fn pump(
 ) {
     let mut buffer = vec![0; CHUNK];
     loop {
-        match receiver.try_read(&mut buffer) {
+        let has_ended = *ended.borrow();
+        let found = if has_ended {
+            // The runtime may have been told of the process's end before it is of its last output.
+            sys::read(receiver.as_fd(), &mut buffer)
+        } else {
+            receiver.try_read(&mut buffer)
+        };
+        match found {
             Ok(0) => return,
             Ok(read) => {
                 let data = Bytes::copy_from_slice(&buffer[..read]);
                 process.publish(Event::Data(stream, data)).await;
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                if *ended.borrow() {
+                if has_ended {
                     tokio::spawn(discard(receiver, buffer));
                     return;
                 }

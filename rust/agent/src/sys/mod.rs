@@ -6,7 +6,7 @@ mod rights;
 
 use std::ffi::{CString, OsStr};
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
@@ -220,6 +220,13 @@ pub fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
     checked(unsafe { libc::pipe2(fds.as_mut_ptr(), libc::O_CLOEXEC) })?;
     // SAFETY: as above.
     Ok(unsafe { (OwnedFd::from_raw_fd(fds[0]), OwnedFd::from_raw_fd(fds[1])) })
+}
+
+/// What can be read at once.
+pub fn read(fd: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<usize> {
+    // SAFETY: the descriptor is open; the buffer is as long as it is said to be.
+    let read = unsafe { libc::read(fd.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len()) };
+    usize::try_from(read).map_err(|_| io::Error::last_os_error())
 }
 
 /// A pseudo terminal as (our end, non-blocking; the process's end), both closed on exec.
