@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.server import TestServer, serving_base
+from tests.server import TestServer, serving_copy, with_base
 
 
 def conditions() -> str:
@@ -31,11 +31,16 @@ def conditions() -> str:
 
 @contextmanager
 def node() -> Iterator[TestServer]:
-    """A server with the image `base`, in a folder that is gone afterwards."""
+    """A server with the image `base`, in a folder that is gone afterwards; AENV_ENGINE names its
+    engine, QEMU else."""
+    engine = os.environ.get("AENV_ENGINE", "qemu")
     parent = Path(tempfile.mkdtemp(prefix="aenv-bench-", dir="/var/tmp"))
     parent.chmod(0o711)
     try:
-        with serving_base(parent) as server:
+        with (
+            with_base(parent) as base,
+            serving_copy(parent, base, AENV_ENGINE=engine) as server,
+        ):
             yield server
     finally:
         shutil.rmtree(parent)

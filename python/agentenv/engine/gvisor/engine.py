@@ -30,6 +30,11 @@ from agentenv.host.probe import cpu_model
 from agentenv.host.process import Launcher, ProcessSpec, ProcessStatus
 
 MOST_CPUS = 2
+NOTES = (
+    "set-user-id programs have no effect, but for sudo",
+    "want of memory ends the sandbox",
+    "changed files are not told (diff)",
+)
 TRAITS = Traits(
     "gvisor",
     one_root=True,
@@ -79,7 +84,7 @@ class GvisorEngine:
         await self.prepare()
         assert self._version is not None
         cpus = min(MOST_CPUS, os.cpu_count() or 1)
-        return Capabilities("gvisor", self._version, PLATFORM, cpus)
+        return Capabilities("gvisor", self._version, PLATFORM, cpus, NOTES)
 
     async def features(self) -> Features:
         await self.prepare()

@@ -21,7 +21,10 @@ pub async fn get(agent: &Agent, request: &Request<Incoming>) -> Answer {
     let digests = query(request, "digests").is_some_and(|value| value == "true");
     let Layers { disk, image } = match agent.layers() {
         Ok(layers) => layers,
-        Err(failure) => return error(StatusCode::NOT_IMPLEMENTED, &failure.to_string()),
+        Err(_) => {
+            let why = "this sandbox's engine does not keep apart what has changed (gVisor)";
+            return error(StatusCode::NOT_IMPLEMENTED, why);
+        }
     };
     let (sender, receiver) = mpsc::channel(QUEUE);
     let permit = permit().await;
