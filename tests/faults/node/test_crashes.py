@@ -102,6 +102,7 @@ def test_a_killed_engine_is_reported_as_such(own):
     assert not Path(objects["run_dir"]).exists() and not Path(objects["files"]).exists()
 
 
+@pytest.mark.only("qemu")  # a kernel of its own
 def test_a_guest_panic_is_reported_with_its_console(own):
     made = own.create("base", timeout=600)["sandboxID"]
     own.cli("exec", made, "-u", "root", "--", "sh", "-c", "echo c > /proc/sysrq-trigger")
@@ -180,6 +181,7 @@ def creating(server):
             if p.name not in {s["sandboxID"] for s in server.api("GET", "/v2/sandboxes").json()}]  # fmt: skip
 
 
+@pytest.mark.only("qemu")  # what a command takes is all of gVisor's: tests/integration/gvisor
 def test_a_machine_over_its_memory_limit_is_told_from_one_that_was_killed(own):
     made = own.create("base", timeout=600)["sandboxID"]
     objects = own.inspect(made)["objects"]

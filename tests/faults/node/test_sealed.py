@@ -63,6 +63,7 @@ def ask(own, path, **body):
     return thread
 
 
+@pytest.mark.only("qemu")  # of gVisor disk and memory are one
 def test_a_disk_that_nobody_recorded_is_found_by_the_next_server(own, guest):
     guest.sh("echo before > /srv/kept; sync")
     objects = guest.inspect()["objects"]
@@ -81,6 +82,7 @@ def test_a_disk_that_nobody_recorded_is_found_by_the_next_server(own, guest):
     assert guest.sh("cat /srv/kept /srv/later") == "before\nafter"
 
 
+@pytest.mark.only("qemu")
 def test_a_disk_frozen_by_a_server_that_died_is_thawed(own, guest):
     with locked(own):
         thread = ask(own, f"/sandboxes/{guest.id}/pause", memory=False)

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from tests.waiting import until
 
 pytestmark = pytest.mark.both
 
@@ -116,3 +117,18 @@ def test_different_histories_share_the_memory_of_their_template(server, counting
         shared += sizes["Rss:"] - sizes["Pss:"]
         own += sizes["Pss:"]
     assert shared > own / 4, (shared, own)
+
+
+def test_who_is_asked_for_again_is_waited_for(server, counting, guest_of):
+    """A machine that waits is handed out, and another one waits then."""
+
+    def warm():
+        return server.api("GET", "/nodes").json()[0]["load"]["warm"]
+
+    guest_of(server.create(counting, timeout=900)["sandboxID"])
+    until(lambda: warm()["ready"])
+    before = warm()["taken"]
+    copy = guest_of(server.create(counting, timeout=900)["sandboxID"])
+    assert warm()["taken"] == before + 1
+    copy.counts_on()
+    until(lambda: warm()["ready"])
