@@ -4,7 +4,8 @@ use std::fs::File;
 use std::io::{self, Seek, Write};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, RwLock};
+use std::sync::{Arc, Mutex, OnceLock, RwLock};
+use std::time::Duration;
 
 use agentenv_wire::Init;
 
@@ -14,6 +15,9 @@ use crate::{control, http, process, sys};
 
 /// E2B's in-guest API lives here.
 pub const PORT: u16 = 49983;
+
+/// A runtime that lives answers in microseconds, whatever else the sandbox has to do.
+const WAKING: Duration = Duration::from_secs(2);
 
 /// What init keeps for us across our death.
 pub struct Kept {
@@ -47,6 +51,7 @@ pub struct Agent {
     init: RwLock<Option<Arc<Init>>>,
     /// None when we run as an ordinary program.
     kept: Option<Mutex<Kept>>,
+    runtime: OnceLock<tokio::runtime::Handle>,
 }
 
 impl Agent {
@@ -81,6 +86,20 @@ impl Agent {
         }
         *self.init.write().expect("no holder panics") = Some(Arc::new(init));
         Ok(())
+    }
+
+    /// gVisor may restore our runtime so that it never wakes again (decision 071): then we end, and
+    /// init starts us anew, which hears but knows nothing of the commands that run. Blocking.
+    pub fn must_wake(&self) {
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let Some(runtime) = self.runtime.get() else {
+            return;
+        };
+        runtime.spawn(async move { sender.send(()) });
+        if receiver.recv_timeout(WAKING).is_err() {
+            println!("agentenv-agent: the runtime does not wake, starting anew");
+            std::process::exit(1);
+        }
     }
 
     /// The writable disk and the image below it. Unsupported: this is no machine.
@@ -152,6 +171,7 @@ pub fn serve(listen: SocketAddr, port: Option<control::Port>, mut kept: Option<K
         numbers: AtomicUsize::new(1),
         init: RwLock::new(init),
         kept: kept.map(Mutex::new),
+        runtime: OnceLock::new(),
     });
     if agent.is_guest() {
         agent.go_on();
@@ -167,6 +187,7 @@ pub fn serve(listen: SocketAddr, port: Option<control::Port>, mut kept: Option<K
         Ok(runtime) => runtime,
         Err(error) => return println!("agentenv-agent: no runtime: {error}"),
     };
+    let _ = agent.runtime.set(runtime.handle().clone());
     // Before the host can be told that we are there.
     let listener = match runtime.block_on(http::listen(listen)) {
         Ok(listener) => listener,

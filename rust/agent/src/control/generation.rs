@@ -57,8 +57,13 @@ pub fn initialise(init: Init, agent: &Arc<Agent>) -> Result<Value, Fault> {
         agent.freezer.end().map_err(fault("processes"))?;
         container::empty_memory();
     }
+    agent.connections.let_in();
     agent.remember(init).map_err(fault("memory"))?;
     let resumed = agent.freezer.release().map_err(fault("release"))?;
+    if restored && agent.is_guest() && !agent.is_machine() {
+        let agent = Arc::clone(agent);
+        std::thread::spawn(move || agent.must_wake());
+    }
     let user = default_user(agent, restored)?;
     Ok(json!({
         "clock_error_ns": clock_error,

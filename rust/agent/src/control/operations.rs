@@ -37,6 +37,7 @@ pub fn perform(op: Op, agent: &Arc<Agent>) -> Result<Value, Fault> {
         Op::Thaw(_) => with_disk(agent, disk::thaw, "thaw"),
         Op::Suspend(args) => suspend(agent, Duration::from_millis(args.deadline_ms)),
         Op::Release(_) => {
+            agent.connections.let_in();
             let processes = agent.freezer.release().map_err(fault("release"))?;
             Ok(json!({"processes": processes}))
         }
@@ -60,7 +61,7 @@ fn suspend(agent: &Agent, patience: Duration) -> Result<Value, Fault> {
     let done = agent.freezer.suspend(patience).map_err(fault("suspend"))?;
     if agent.is_guest() && !agent.is_machine() {
         // gVisor restores our runtime deaf if it had connections: they end here and in the copy.
-        agent.connections.drop_all();
+        agent.connections.shut_out();
         agent.connections.wait_closed(CLOSING);
     }
     Ok(json!({"frozen": done.all, "processes": done.processes}))

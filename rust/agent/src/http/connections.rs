@@ -2,7 +2,7 @@
 //! not go on talking to whom it talked to before the snapshot.
 
 use std::future::Future;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
@@ -14,6 +14,8 @@ pub struct Connections {
     open: AtomicUsize,
     /// Counts the times that all were dropped.
     life: watch::Sender<u64>,
+    /// None is carried now.
+    shut: AtomicBool,
 }
 
 struct Open<'a>(&'a AtomicUsize);
@@ -35,6 +37,10 @@ impl Connections {
         let open = Open(&self.open);
         async move {
             let _open = open;
+            // Asked after it belongs to a life: whoever shuts us out later ends that.
+            if self.shut.load(Ordering::SeqCst) {
+                return;
+            }
             tokio::select! {
                 biased;
                 _ = life.changed() => {}
@@ -49,6 +55,16 @@ impl Connections {
         while self.open.load(Ordering::Relaxed) > 0 && Instant::now() < deadline {
             std::thread::sleep(LOOK_AGAIN);
         }
+    }
+
+    /// Close all, and those to come at once, until `let_in`.
+    pub fn shut_out(&self) {
+        self.shut.store(true, Ordering::SeqCst);
+        self.drop_all();
+    }
+
+    pub fn let_in(&self) {
+        self.shut.store(false, Ordering::SeqCst);
     }
 
     /// Close all; how many there were.
@@ -78,6 +94,28 @@ mod tests {
             assert_eq!(connections.drop_all(), 0);
             let later = connections.carry(async {});
             later.await;
+        });
+    }
+
+    #[test]
+    fn none_is_carried_while_all_are_shut_out() {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .build()
+            .unwrap();
+        let connections = Connections::default();
+        let carried = AtomicBool::new(false);
+        let work = || async { carried.store(true, Ordering::SeqCst) };
+        runtime.block_on(async {
+            let accepted = connections.carry(work()); // but not looked at yet
+            connections.shut_out();
+            accepted.await;
+            connections.carry(work()).await;
+            assert!(!carried.load(Ordering::SeqCst));
+            connections.wait_closed(Duration::from_secs(10));
+            assert_eq!(connections.drop_all(), 0);
+            connections.let_in();
+            connections.carry(work()).await;
+            assert!(carried.load(Ordering::SeqCst));
         });
     }
 }
