@@ -299,4 +299,5 @@ def small_disk(path: Path, size: int) -> Iterator[Path]:
     try:
         yield path
     finally:
-        subprocess.run(("umount", str(path)), check=True)
+        # A process that has just ended may hold it for a moment more.
+        until(lambda: not subprocess.run(("umount", str(path))).returncode)

@@ -26,7 +26,7 @@ def decide(
     """``engine`` is its name for people; ``status`` is None when nobody saw the end, negative for
     a signal; ``asked``: by us."""
     kind, reason = _kind(engine, status, asked, oom_kills, console, engine_log)
-    return ExitCause(kind, reason, status, tuple(console[-LINES_KEPT:]))
+    return ExitCause(kind, reason, status, _kept(console))
 
 
 def _kind(
@@ -53,6 +53,15 @@ def _kind(
         return ExitKind.STOPPED, "the guest powered itself off or rebooted"
     last = engine_log[-1] if engine_log else f"exit status {status}"
     return ExitKind.FAILED, f"{engine} failed: {last}"
+
+
+def _kept(console: Sequence[str]) -> tuple[str, ...]:
+    """The last lines, but a panic's own words with what follows, however long its trace is."""
+    panics = [at for at, line in enumerate(console) if PANIC_MARK in line]
+    begin = len(console) - LINES_KEPT
+    if panics and panics[-1] < begin:
+        return tuple(console[panics[-1] :][:LINES_KEPT])
+    return tuple(console[-LINES_KEPT:])
 
 
 def _find(lines: Sequence[str], mark: str) -> str | None:

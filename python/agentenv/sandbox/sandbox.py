@@ -401,7 +401,7 @@ class Sandbox:
     async def _end(self, request: Request, cause: ExitCause) -> None:
         """Dismantle under the lock; ``cause`` is what the post-mortem says."""
         self._deadline.cancel()
-        console = self._machine.console_tail() if self._machine else cause.console
+        console = cause.console or (self._machine.console_tail() if self._machine else ())
         self.info = self.info.with_(
             state=move(self.id, self.info.state, request),
             cause=ExitCause(cause.kind, cause.reason, cause.status, console),

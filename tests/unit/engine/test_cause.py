@@ -29,3 +29,11 @@ def test_the_cause_is_the_most_telling_fact(facts, kind, word):
     cause = decide(engine="QEMU", **{**defaults, **facts})
     assert cause.kind is kind and word in cause.reason
     assert cause.status == facts["status"] and len(cause.console) <= 40
+
+
+@pytest.mark.parametrize("after", [0, 60, 300])
+def test_a_panics_own_words_are_kept_however_long_its_trace(after):
+    facts = {"status": 0, "asked": False, "oom_kills": 0, "engine_log": ()}
+    console = (*["boot"] * 60, *PANIC[1:], *["trace"] * after)
+    kept = decide(engine="QEMU", console=console, **facts).console
+    assert len(kept) <= 40 and PANIC[1] in kept
