@@ -19,6 +19,7 @@ from agentenv.errors import UserError
 
 AUTO = "auto"
 ENGINES = ("qemu", "gvisor")
+ENGINE_WORDS = (AUTO, *ENGINES)
 DEFAULT_HOME = Path("/var/lib/agentenv")
 # Where a home that is not on its own folder remembers its store, for every verb.
 STORE_NOTE = "store-url"
@@ -161,8 +162,8 @@ def _coerce(name: str, value: Any) -> Any:
 
 
 def _checked(config: Config) -> Config:
-    if config.engine not in (AUTO, *ENGINES):
-        takes = ", ".join((AUTO, *ENGINES))
+    if config.engine not in ENGINE_WORDS:
+        takes = ", ".join(ENGINE_WORDS)
         raise _invalid("engine", f"is {config.engine!r}", f"it takes one of {takes}")
     host, _, port = config.listen.rpartition(":")
     if not host or not port.isdigit() or int(port) > 65535:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from agentenv.config import AUTO, ENGINES
+from agentenv.config import AUTO, ENGINE_WORDS
 from agentenv.engine.contract import Capabilities, Engine
 from agentenv.errors import AgentEnvError, Conflict, InfraError, UserError
 
@@ -79,8 +79,8 @@ class Engines:
         """The name of the engine for who asks for this one. Raises UserError, Conflict."""
         if name is None or name == AUTO:
             return self.choice.engine
-        if name not in ENGINES:
-            takes = ", ".join((AUTO, *ENGINES))
+        if name not in ENGINE_WORDS:
+            takes = ", ".join(ENGINE_WORDS)
             raise UserError(f"there is no engine {name!r}", fix=f"it takes one of {takes}")
         self.named(name)
         return name

@@ -76,6 +76,11 @@ impl Agent {
         self.kept.as_ref().is_some_and(layers)
     }
 
+    /// Whether it is a guest without one, started by `init::container`.
+    pub fn is_container(&self) -> bool {
+        self.is_guest() && !self.is_machine()
+    }
+
     /// Take a new generation, durable across our own death.
     pub fn remember(&self, init: Init) -> io::Result<()> {
         if let Some(kept) = &self.kept {
@@ -193,7 +198,7 @@ pub fn serve(listen: SocketAddr, port: Option<control::Port>, mut kept: Option<K
         Ok(listener) => listener,
         Err(error) => return println!("agentenv-agent: cannot listen on {listen}: {error}"),
     };
-    if agent.is_guest() && !agent.is_machine() {
+    if agent.is_container() {
         std::thread::spawn(sudo::serve);
     }
     if let Some(port) = port {

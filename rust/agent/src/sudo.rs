@@ -15,12 +15,11 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use agentenv_wire::sudo::{Call, ADDRESS, MAX_CALL};
+use agentenv_wire::sudo::{Call, ADDRESS, MAX_CALL, REAL};
 
 use crate::sys;
 use crate::users::Database;
 
-const REAL: &str = "/usr/bin/sudo";
 const OURS: &str = "/usr/local/bin/sudo";
 /// Where the host put it; it goes when the sandbox starts.
 const PLACE: &str = "/.agentenv-sudo";

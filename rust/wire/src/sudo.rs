@@ -5,6 +5,8 @@
 
 /// Of the abstract unix socket.
 pub const ADDRESS: &[u8] = b"agentenv-sudo";
+/// The image's own, which does the work.
+pub const REAL: &str = "/usr/bin/sudo";
 /// Longest encoded call in bytes: beyond what Linux takes as arguments and environment.
 pub const MAX_CALL: usize = 8 << 20;
 

@@ -11,9 +11,8 @@ use std::os::unix::net::{SocketAddr, UnixStream};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-use agentenv_wire::sudo::{Call, ADDRESS};
+use agentenv_wire::sudo::{Call, ADDRESS, REAL};
 
-const REAL: &str = "/usr/bin/sudo";
 /// Passed on to the command: what a terminal or `kill` sends.
 const SIGNALS: [libc::c_int; 6] = [
     libc::SIGINT,
@@ -103,9 +102,10 @@ fn send_streams(agent: &UnixStream) -> io::Result<()> {
         }
     };
     let mut byte = [0u8];
-    let mut control = [0u64; 16]; // aligned as a cmsghdr must be
-                                  // SAFETY: all pointers are to locals that outlive the call; `control` has room for both headers
-                                  // with what follows them, and is all zeroes, as CMSG_NXTHDR wants it.
+    // Aligned as a cmsghdr must be.
+    let mut control = [0u64; 16];
+    // SAFETY: all pointers are to locals that outlive the call; `control` has room for both headers
+    // with what follows them, and is all zeroes, as CMSG_NXTHDR wants it.
     let sent = unsafe {
         let mut part = libc::iovec {
             iov_base: byte.as_mut_ptr().cast(),

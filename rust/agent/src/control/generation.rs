@@ -60,7 +60,7 @@ pub fn initialise(init: Init, agent: &Arc<Agent>) -> Result<Value, Fault> {
     agent.connections.let_in();
     agent.remember(init).map_err(fault("memory"))?;
     let resumed = agent.freezer.release().map_err(fault("release"))?;
-    if restored && agent.is_guest() && !agent.is_machine() {
+    if restored && agent.is_container() {
         let agent = Arc::clone(agent);
         std::thread::spawn(move || agent.must_wake());
     }

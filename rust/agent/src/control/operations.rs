@@ -59,7 +59,7 @@ fn with_disk(
 
 fn suspend(agent: &Agent, patience: Duration) -> Result<Value, Fault> {
     let done = agent.freezer.suspend(patience).map_err(fault("suspend"))?;
-    if agent.is_guest() && !agent.is_machine() {
+    if agent.is_container() {
         // gVisor restores our runtime deaf if it had connections: they end here and in the copy.
         agent.connections.shut_out();
         agent.connections.wait_closed(CLOSING);
@@ -86,10 +86,7 @@ pub fn stats(agent: &Agent) -> Value {
     let field = |name: &str| memory.get(name).copied().unwrap_or(0);
     let (disk_total, disk_free) = sys::disk_space(Path::new("/")).unwrap_or((0, 0));
     let (mut memory_total, mut disk_size) = (field("MemTotal"), disk_total);
-    if let Some(init) = agent
-        .init()
-        .filter(|_| agent.is_guest() && !agent.is_machine())
-    {
+    if let Some(init) = agent.init().filter(|_| agent.is_container()) {
         (memory_total, disk_size) = (init.memory_bytes, init.disk_bytes);
     }
     let (busy, total) = cpu_times();
