@@ -124,12 +124,14 @@ def ls(
 
 async def _names(records: Any) -> dict[str, list[str]]:
     """Image id to the template names (with tag) that mean it."""
+    from agentenv.template.named import shown
+
     names: dict[str, list[str]] = {}
     for template in await records.templates():
         for tag, build_id in template.tags.items():
-            if build := await records.build(build_id):
-                shown = template.names[0] + ("" if tag == "default" else f":{tag}")
-                names.setdefault(build.image_id or "", []).append(shown)
+            build = await records.build(build_id)
+            if build and build.image_id:
+                names.setdefault(build.image_id, []).append(shown(template, tag))
     return names
 
 

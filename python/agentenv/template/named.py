@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pydantic import TypeAdapter
 
 from agentenv.model import Guest, Resources, new_id
-from agentenv.store.records import BuildRow, Records, TemplateRow
+from agentenv.store.records import DEFAULT_TAG, BuildRow, Records, TemplateRow
 from agentenv.template.names import check
 
 _GUEST = TypeAdapter(Guest)
@@ -39,9 +39,16 @@ async def find_build(records: Records, key: str) -> tuple[TemplateRow, BuildRow]
     template = await records.template(name.lower())
     if template is None:
         return None
-    build_id = template.tags.get(tag or "default")
+    build_id = template.tags.get(tag or DEFAULT_TAG)
     build = await records.build(build_id) if build_id else None
     return (template, build) if build else None
+
+
+def shown(template: TemplateRow, tag: str) -> str:
+    """What its build of ``tag`` is asked for by: ``name`` or ``name:tag``, with the id in the
+    place of a name that it has not (a sandbox's snapshot)."""
+    name = template.names[0] if template.names else template.id
+    return name if tag == DEFAULT_TAG else f"{name}:{tag}"
 
 
 def guest_of_build(build: BuildRow) -> Guest | None:

@@ -1,15 +1,20 @@
 """Verbs that need no server."""
 
+import asyncio
 import json
 import os
 import pty
 import subprocess
+from datetime import UTC, datetime
 
 import pytest
 from tests import corpus
 from tests.server import AENV
 
+from agentenv import config
 from agentenv.cli import VERBS
+from agentenv.node.library import open_library
+from agentenv.store.records import BuildRow, TemplateRow
 
 
 @pytest.fixture
@@ -44,6 +49,21 @@ def test_an_image_from_pull_to_rm(home, layout):
     assert pulled["id"] in aenv(home, "image", "rm", "app:v1").stdout
     assert json.loads(aenv(home, "image", "ls").stdout) == []
     assert not [f for _, _, files in os.walk(home / "store") for f in files]
+
+
+def test_an_image_is_listed_with_a_template_that_has_no_name(home, layout):
+    image = json.loads(aenv(home, "image", "pull", layout).stdout)
+    template = TemplateRow("nameless", (), {}, datetime.now(UTC))
+    build = BuildRow("b", template.id, image["id"], template.created)
+
+    async def record() -> None:
+        async with open_library(config.load({"home": home})) as library:
+            await library.records.put_template(template)
+            await library.records.put_build(build, ["default", "v2"])
+
+    asyncio.run(record())
+    [listed] = json.loads(aenv(home, "image", "ls").stdout)
+    assert listed["names"] == ["nameless", "nameless:v2"]
 
 
 def test_verify_fails_on_a_difference(home, layout):
