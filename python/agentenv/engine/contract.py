@@ -266,7 +266,8 @@ class Engine(Protocol):
     async def boot(self, spec: MachineSpec) -> Machine:
         """Start a machine and return as soon as its process runs; readiness is the agent's to say.
 
-        Raises MissingTool, InfraError; on failure or cancellation nothing of the machine is left.
+        Raises MissingTool, InfraError; on failure or cancellation nothing of the machine is left
+        but what ``forget`` lets go of.
         """
         ...
 
@@ -293,8 +294,15 @@ class Engine(Protocol):
         ...
 
     async def sweep(self, keep: set[str]) -> None:
-        """End machines of this node whose sandbox is not in ``keep``, with all they hold."""
+        """End machines of this node whose sandbox is not in ``keep``."""
         ...
+
+    async def forget(self, machine: str) -> None:
+        """Let go of the root that a machine which has ended was made from, after whoever shows it
+        has: reads of it that wait end no sooner. Raises InfraError."""
+        ...
+
+    async def forget_all_but(self, keep: set[str]) -> None: ...
 
     async def leave(self) -> None:
         """No machine runs any more: take away what serves them outside the home."""

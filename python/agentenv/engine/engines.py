@@ -93,6 +93,16 @@ class Engines:
         for engine in self._made.values():
             await engine.sweep(keep)
 
+    async def forget(self, machine: str) -> None:
+        """See ``Engine.forget``."""
+        for engine in self._made.values():
+            await engine.forget(machine)
+
+    async def forget_all_but(self, keep: set[str]) -> None:
+        """See ``Engine.forget``."""
+        for engine in self._made.values():
+            await engine.forget_all_but(keep)
+
     async def leave(self) -> None:
         """See ``Engine.leave``."""
         for engine in self._made.values():

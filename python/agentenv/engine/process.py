@@ -8,7 +8,6 @@ import logging
 import os
 import signal
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from agentenv.concurrency import Tasks
@@ -59,14 +58,9 @@ async def sweep(launcher: Launcher, cgroups: Cgroups, keep: set[str]) -> None:
         await cgroups.remove(name)
 
 
-async def nothing() -> None:
-    """There is nothing to clear."""
-
-
 class ProcessMachine(ABC):
     """The part of ``Machine`` that needs no word with the engine. ``title`` is the engine's name
-    for people; its messages are in ``log_file``, the guest's in ``console``; ``clear`` takes away
-    what the host holds for the machine beside its cgroup and folders."""
+    for people; its messages are in ``log_file``, the guest's in ``console``."""
 
     def __init__(
         self,
@@ -78,12 +72,10 @@ class ProcessMachine(ABC):
         title: str,
         console: Path,
         log_file: Path,
-        clear: Callable[[], Awaitable[None]] = nothing,
     ) -> None:
         self._spec, self._status = spec, status
         self._launcher, self._cgroups = launcher, cgroups
         self._title, self._console, self._log_file = title, console, log_file
-        self._clear = clear
         self._asked = False
         self._tasks = Tasks()
         self._end = self._tasks.start(self._follow(), f"follow {spec.sandbox_id}")
@@ -122,7 +114,7 @@ class ProcessMachine(ABC):
         return tail(self._console, lines)
 
     async def _follow(self) -> ExitCause:
-        """Watch to the end, keep the console bounded, then say why and clear the host's objects."""
+        """Watch to the end, keep the console bounded, then say why."""
         name = process_name(self._spec.sandbox_id)
         ended = self._tasks.start(self._wait_process(name), f"wait {name}")
         while not (await asyncio.wait((ended,), timeout=TRIM_INTERVAL))[0]:
@@ -137,7 +129,6 @@ class ProcessMachine(ABC):
             engine_log=tail(self._log_file, 5),
         )
         await self._cgroups.remove(self._spec.cgroup)
-        await self._clear()
         await self._launcher.forget(name)
         return cause
 

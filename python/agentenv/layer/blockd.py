@@ -20,6 +20,8 @@ from agentenv.layer.layers import Part
 
 PROTOCOL = 1
 MAX_LINE = 64 << 20
+# Reads of a disk fail when the store is away too long; those of memory (mapped files, what the host
+# mounts) wait for it while somebody holds the stack.
 DISK, MEMORY = "disk", "memory"
 # Opening reads tables from the store; the rest answers at once.
 DEADLINE = 60.0

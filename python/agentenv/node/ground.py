@@ -164,6 +164,7 @@ class NodeGround:
         except InfraError as error:  # it is told who is left at the next start
             log.warning("%s still holds what it read: %s", machine, error.message)
         self._snapshots.release(machine)
+        await self.engines.forget(machine)
 
     def has_booted(self, info: SandboxInfo, root: FlatSource) -> None:
         self._booted[info.machine] = (info.image_id, root)
@@ -238,6 +239,7 @@ class NodeGround:
             await self._catalog.sweep()
         except InfraError as error:  # what is cached can be used while the store is away
             log.warning("store and block server are not tidied now: %s", error.message)
+        await self.engines.forget_all_but(owned)
 
 
 def _asleep(info: SandboxInfo, wakes: bool) -> Route:

@@ -19,7 +19,7 @@ from agentenv.concurrency import KeyedLocks
 from agentenv.engine.contract import FlatSource
 from agentenv.engine.qemu import disk
 from agentenv.errors import AgentEnvError, ImageError, InfraError, faults
-from agentenv.layer.blockd import BlockClient
+from agentenv.layer.blockd import DISK, MEMORY, BlockClient
 from agentenv.layer.catalog import ImageCatalog, first_use_key
 from agentenv.layer.layers import BLOCK, DISK_WINDOW, Layers, Part, named
 from agentenv.store import lease as leases
@@ -57,14 +57,15 @@ class Roots:
 
     async def image(self, image_id: str, holder: str, *, whole: bool = False) -> FlatSource:
         """The flat image, part by part (parts are shared by all images that hold them), or as one
-        file.
+        file for the host to mount, whose reads wait for the store.
 
         Raises NotFound, ImageError, InfraError.
         """
         image = await self._catalog.find(image_id)
         parts = [part for part in image.parts if part.layer is not None]
         groups = [image.parts] if whole else [[part] for part in parts]
-        opening = (self._blocks.open(group, holder) for group in groups)
+        kind = MEMORY if whole else DISK
+        opening = (self._blocks.open(group, holder, kind) for group in groups)
         files = tuple(await asyncio.gather(*opening))
         await self._prefetch(image_id, files)
         return FlatSource(files)

@@ -20,7 +20,8 @@ use crate::cache::file::LayerFile;
 pub enum Kind {
     /// They fail when patience is over; whoever reads stops and goes on when told.
     Disk,
-    /// They wait: the file is mapped, and an error would end the process that maps it.
+    /// They wait as long as somebody holds the stack: an error would end who maps the file, or be
+    /// told to a guest whose host has it mounted.
     Memory,
 }
 
@@ -56,6 +57,7 @@ pub struct OpenStack {
     pub id: Id,
     pub node: u64,
     waits: AtomicBool,
+    held: AtomicBool,
     pub stack: Stack,
     /// As the stack's layers.
     pub files: Vec<Arc<LayerFile>>,
@@ -97,6 +99,7 @@ impl OpenStack {
             id,
             node,
             waits: AtomicBool::new(kind == Kind::Memory),
+            held: AtomicBool::new(true),
             streams: stack.layers().iter().map(|_| Mutex::default()).collect(),
             stack,
             files,
@@ -118,6 +121,20 @@ impl OpenStack {
 
     pub fn set_kind(&self, kind: Kind) {
         self.waits.store(kind == Kind::Memory, Ordering::Release);
+    }
+
+    /// Whether reads wait for as long as it takes. Whoever unmounts a stack that nobody holds any
+    /// more waits for the reads that are under way.
+    pub fn patient(&self) -> bool {
+        self.held() && self.kind() == Kind::Memory
+    }
+
+    pub fn held(&self) -> bool {
+        self.held.load(Ordering::Acquire)
+    }
+
+    pub fn set_held(&self, held: bool) {
+        self.held.store(held, Ordering::Release);
     }
 
     /// Bytes of the flat file.

@@ -145,7 +145,7 @@ impl Registry {
         let (before, kind) = (held.holders.clone(), held.spec.kind);
         held.holders.extend(holders.iter().cloned());
         if spec.kind == Kind::Memory {
-            held.spec.kind = Kind::Memory; // an error would end who maps it
+            held.spec.kind = Kind::Memory; // an error would hurt whoever asked for this
         }
         if held.holders != before || held.spec.kind != kind {
             self.save(held).inspect_err(|_| {
@@ -153,6 +153,7 @@ impl Registry {
                 held.spec.kind = kind;
             })?;
             held.stack.set_kind(held.spec.kind);
+            held.stack.set_held(true);
         }
         Ok(Some(Arc::clone(&held.stack)))
     }
@@ -192,6 +193,7 @@ impl Registry {
         let changes = Arc::clone(&self.changes);
         let node = before.node;
         let stack = Arc::new(OpenStack::new(id, node, spec.kind, stack, files, changes));
+        stack.set_held(!holders.is_empty());
         let held = Held {
             stack: Arc::clone(&stack),
             spec: spec.clone(),
@@ -244,6 +246,7 @@ impl Registry {
             }
             self.save_or_tell(held);
             if held.holders.is_empty() {
+                held.stack.set_held(false);
                 names.push(held.stack.id.to_string());
                 self.drop_if_unused(&mut state, node);
             }

@@ -13,7 +13,7 @@ use tokio::time::sleep;
 use crate::cache::file::buffer;
 use crate::fetch::Fetcher;
 use crate::flight::{Plain, Progress, Trouble, Urgency};
-use crate::open::{Kind, OpenStack};
+use crate::open::OpenStack;
 use crate::registry::Registry;
 
 /// A wait so long is worth telling.
@@ -168,16 +168,16 @@ async fn arrival(
             message: "the store does not answer".into(),
             lasting: false,
         };
-        let fails = stack.kind() == Kind::Disk;
-        let hopeless = trouble.as_ref().is_some_and(|trouble| trouble.lasting);
-        if fails && (hopeless || Instant::now() >= end) {
+        let patient = stack.patient();
+        let hopeless = trouble.as_ref().is_some_and(|t| t.lasting || !stack.held());
+        if !patient && (hopeless || Instant::now() >= end) {
             return Err(trouble.unwrap_or_else(slow));
         }
         if trouble.is_some() || begun.elapsed() >= NOTICED {
             stack.set_fault(&trouble.unwrap_or_else(slow).message, false);
         }
         let left = end.saturating_duration_since(Instant::now());
-        let look = if fails { left.min(NOTICED) } else { NOTICED };
+        let look = if patient { NOTICED } else { left.min(NOTICED) };
         tokio::select! {
             changed = progress.changed() => if changed.is_err() {
                 return Ok(None);

@@ -183,6 +183,26 @@ async def test_one_who_maps_a_disk_has_it_wait_for_all(folder: Path, store: Stor
         assert await reading == wanted
 
 
+async def test_a_wait_without_end_ends_when_nobody_holds_the_stack(folder: Path, store: Store):
+    """Else whoever unmounts it would wait for the store. A holder who comes makes reads wait."""
+    layer = write(store, 1)
+    assert layer.pack
+    async with block_server(folder, store.url) as server:
+        path, wanted = await server.open([layer], "a", MEMORY)
+        mend = hide(store.file("pack", layer.pack))
+        with path.open("rb", buffering=0) as file:
+            reading = asyncio.create_task(asyncio.to_thread(file.read))
+            await told(server, bool)
+            await server.client.close("a")
+            with pytest.raises(OSError, match="Input/output error"):
+                await reading
+            await server.open([layer], "b", MEMORY)
+            reading = asyncio.create_task(asyncio.to_thread(file.read))
+            await told(server, bool)
+            mend()
+            assert await reading == wanted
+
+
 async def test_a_store_that_hangs_stops_no_other_stack(folder: Path, store: Store):
     """More reads hang than there are threads to answer the kernel."""
     bad, good = [write(store, n) for n in range(8)], write(store, 9)

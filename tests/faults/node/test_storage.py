@@ -8,7 +8,6 @@ import os
 import signal
 from pathlib import Path
 
-import pytest
 from tests.faults.node.conftest import HASH, blockd_pid, stats, tag
 from tests.waiting import until
 
@@ -34,13 +33,31 @@ def test_it_starts_from_an_empty_cache_reading_what_it_touches(node, server):
         node.cli("kill", made, check=True)
 
 
-@pytest.mark.only("qemu")  # in gVisor the read fails when patience ends (decision 071)
+def test_one_whose_reads_wait_is_killed_while_the_store_is_away(node, bucket):
+    """The server is killed in it, too: what it left is taken away without the store."""
+    both = [node.create("base")["sandboxID"] for _ in range(2)]
+    bucket.kill()
+    try:
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            readings = [pool.submit(node.cli, "exec", each, "--", *HASH) for each in both]
+            until(lambda: all(fault(node, each) for each in both))
+            node.cli("kill", both[0], check=True)
+            node.kill()
+            node.start()
+            node.cli("kill", both[1], check=True)
+            assert all(reading.result().returncode for reading in readings)
+    finally:
+        bucket.start()
+
+
 def test_a_store_that_dies_stops_the_sandbox_until_it_is_back(node, bucket, made, wanted):
+    """QEMU's guest at the read that fails, gVisor's processes in theirs."""
     bucket.kill()
     try:
         with concurrent.futures.ThreadPoolExecutor() as pool:
             reading = pool.submit(node.cli, "exec", made, "--", *HASH, timeout=300)
-            until(lambda: (fault(node, made) or {}).get("failed"))
+            fails = node.engine == "qemu"
+            until(lambda: (found := fault(node, made)) and found["failed"] is fails)
             assert "unavailable" in fault(node, made)["cause"]
             assert not reading.done()
             assert node.api("GET", f"/sandboxes/{made}").status_code == 200

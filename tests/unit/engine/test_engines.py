@@ -15,7 +15,8 @@ class Made:
     """Of an engine only what the choice asks for."""
 
     def __init__(self, able):
-        self.able, self.swept, self.left = able, None, False
+        self.able, self.left = able, False
+        self.swept = self.forgotten = self.kept = None
 
     async def capabilities(self):
         if isinstance(self.able, Exception):
@@ -24,6 +25,12 @@ class Made:
 
     async def sweep(self, keep):
         self.swept = keep
+
+    async def forget(self, machine):
+        self.forgotten = machine
+
+    async def forget_all_but(self, keep):
+        self.kept = keep
 
     async def leave(self):
         self.left = True
@@ -95,5 +102,8 @@ async def test_all_are_swept_and_left_the_unusable_too():
     engines = Engines(made, {}, "auto")
     await engines.prepare()
     await engines.sweep({"sbx"})
+    await engines.forget("old")
+    await engines.forget_all_but({"sbx"})
     await engines.leave()
-    assert all(each.swept == {"sbx"} and each.left for each in made.values())
+    for each in made.values():
+        assert each.swept == each.kept == {"sbx"} and each.forgotten == "old" and each.left

@@ -115,7 +115,6 @@ class GvisorEngine:
         files = RunFiles(spec.run_dir)
         (image,) = spec.root.segments
         async with undo_on_failure() as undo:
-            undo.push("root", lambda: self._roots.release(spec.sandbox_id))
             root = await self._roots.hold(image, spec.sandbox_id)
             await asyncio.to_thread(_write, files, root, spec.memory_mib)
             undo.push("cgroup", lambda: self._cgroups.remove(spec.cgroup))
@@ -146,19 +145,22 @@ class GvisorEngine:
             self._launcher,
             self._cgroups,
             self._files.runsc,
-            lambda: self._roots.release(spec.sandbox_id),
         )
 
     async def adopt(self, spec: MachineSpec) -> Machine | None:
         status = await self._launcher.status(process_name(spec.sandbox_id))
         if status is None:
             await self._cgroups.remove(spec.cgroup)
-            await self._roots.release(spec.sandbox_id)
             return None
         return self._machine(spec, status)
 
     async def sweep(self, keep: set[str]) -> None:
         await sweep(self._launcher, self._cgroups, keep)
+
+    async def forget(self, machine: str) -> None:
+        await self._roots.release(machine)
+
+    async def forget_all_but(self, keep: set[str]) -> None:
         await self._roots.keep_only(keep)
 
     async def leave(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,6 @@ class GvisorMachine(ProcessMachine):
         launcher: Launcher,
         cgroups: Cgroups,
         program: Path,
-        clear: Callable[[], Awaitable[None]],
     ) -> None:
         self._files, self._program = RunFiles(spec.run_dir), program
         self.keys = Keys(self._files.keys)
@@ -39,7 +37,6 @@ class GvisorMachine(ProcessMachine):
             title="gVisor",
             console=self._files.console,
             log_file=self._files.log,
-            clear=clear,
         )
 
     async def control(self) -> ControlChannel:
@@ -51,7 +48,7 @@ class GvisorMachine(ProcessMachine):
         return self._control
 
     async def proceed(self) -> bool:
-        """Never stopped by its storage: a read that fails is the guest's to see."""
+        """Never stopped by its storage: its reads wait."""
         return False
 
     async def save(self, plan: SavePlan) -> Saved:

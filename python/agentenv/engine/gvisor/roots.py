@@ -68,8 +68,8 @@ class RootMounts:
         Raises InfraError (``mount_failed``).
         """
         assert self._below
-        point = self._folder / image.name
-        async with self._locks.hold(image.name):
+        point = await asyncio.to_thread(self._point, image)
+        async with self._locks.hold(point.name):
             with faults("the image's folder could not be made"):
                 users = point.with_name(point.name + USERS)
                 for folder in (point, _image_of(point), users):
@@ -82,6 +82,11 @@ class RootMounts:
                 lower = f"lowerdir={_image_of(point)}:{self._below}"
                 await asyncio.to_thread(_mount, "none", point, "overlay", lower)
         return point
+
+    def _point(self, image: Path) -> Path:
+        """By the file system, too, that shows the image: one that died may be mounted still."""
+        with faults(f"the image {image.name} cannot be found"):
+            return self._folder / f"{image.name}-{image.stat().st_dev:x}"
 
     async def release(self, machine: str) -> None:
         """A machine that uses none is success."""

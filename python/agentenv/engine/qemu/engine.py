@@ -162,6 +162,12 @@ class QemuEngine:
     async def sweep(self, keep: set[str]) -> None:
         await sweep(self._launcher, self._cgroups, keep)
 
+    async def forget(self, machine: str) -> None:
+        """The engine's process held its root, and is gone."""
+
+    async def forget_all_but(self, keep: set[str]) -> None:
+        """As ``forget``."""
+
     async def leave(self) -> None:
         """It has nothing there."""
 
