@@ -11,8 +11,6 @@ files beside it, for servers to come:
 from __future__ import annotations
 
 import asyncio
-import ctypes
-import errno
 import hashlib
 import os
 import shutil
@@ -21,14 +19,10 @@ from pathlib import Path
 
 from agentenv.concurrency import KeyedLocks
 from agentenv.engine.gvisor.bundle import AGENT, SUDO
-from agentenv.errors import InfraError, faults
-from agentenv.host.process import run
+from agentenv.errors import faults
+from agentenv.host import mount
 
-MS_RDONLY, MS_NOSUID, MS_NODEV = 1, 2, 4
-MNT_DETACH = 2
-DEADLINE = 60.0  # seconds
 USERS = ".users"
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class RootMounts:
@@ -65,7 +59,7 @@ class RootMounts:
     async def hold(self, image: Path, machine: str) -> Path:
         """The folder of an EROFS image, mounted for ``machine`` until ``release``.
 
-        Raises InfraError (``mount_failed``).
+        Raises InfraError.
         """
         assert self._below
         point = await asyncio.to_thread(self._point, image)
@@ -75,12 +69,13 @@ class RootMounts:
                 for folder in (point, _image_of(point), users):
                     folder.mkdir(parents=True, exist_ok=True)
                 (users / machine).touch()
-            if not os.path.ismount(_image_of(point)):
-                await _mount_image(image, _image_of(point))
-            if not os.path.ismount(point):
-                # The image's own entries hide those below, and its root's mode counts.
-                lower = f"lowerdir={_image_of(point)}:{self._below}"
-                await asyncio.to_thread(_mount, "none", point, "overlay", lower)
+            with faults("the image could not be mounted"):
+                if not os.path.ismount(_image_of(point)):
+                    await mount.attach_file(image, _image_of(point), "erofs")
+                if not os.path.ismount(point):
+                    # The image's own entries hide those below, and its root's mode counts.
+                    lower = f"lowerdir={_image_of(point)}:{self._below}"
+                    await asyncio.to_thread(mount.attach, "none", point, "overlay", lower)
         return point
 
     def _point(self, image: Path) -> Path:
@@ -105,42 +100,12 @@ class RootMounts:
         async with self._locks.hold(point.name):
             noted.unlink(missing_ok=True)
             if users.exists() and not any(users.iterdir()):
-                for mounted in (point, _image_of(point)):
-                    await asyncio.to_thread(_unmount, mounted)
-                users.rmdir()
+                with faults("the image's folder could not be removed"):
+                    for mounted in (point, _image_of(point)):
+                        await asyncio.to_thread(mount.detach, mounted)
+                        mounted.rmdir()
+                    users.rmdir()
 
 
 def _image_of(point: Path) -> Path:
     return point.with_name(point.name + ".image")
-
-
-async def _mount_image(image: Path, point: Path) -> None:
-    try:
-        await asyncio.to_thread(_mount, image, point, "erofs", "")
-    except InfraError as error:
-        # Kernels before 6.12, and all of them for a file of FUSE's, mount devices only.
-        cause = error.__cause__
-        if not isinstance(cause, OSError) or cause.errno != errno.ENOTBLK:
-            raise
-        words = ("mount", "-t", "erofs", "-o", "loop,ro,nosuid,nodev")
-        await run((*words, str(image), str(point)), timeout=DEADLINE)
-
-
-def _mount(source: Path | str, point: Path, kind: str, options: str) -> None:
-    # To the host its devices and setuid programs are nothing; the guest's kernel has its own rules.
-    flags = MS_RDONLY | MS_NOSUID | MS_NODEV
-    words = (os.fsencode(source), os.fsencode(point), kind.encode(), flags, options.encode())
-    if _libc.mount(*words):
-        number = ctypes.get_errno()
-        error = OSError(number, f"{kind}: {os.strerror(number)}")
-        what = "the image could not be mounted"
-        raise InfraError(what, why=str(error), code="mount_failed") from error
-
-
-def _unmount(point: Path) -> None:
-    with faults("the image's folder could not be removed"):
-        while os.path.ismount(point):
-            if _libc.umount2(os.fsencode(point), MNT_DETACH):
-                number = ctypes.get_errno()
-                raise OSError(number, f"{point}: {os.strerror(number)}")
-        point.rmdir()
