@@ -181,7 +181,6 @@ HOMES: dict[str, tuple[str, str]] = {
         "tests/integration/node/test_slots.py",
         "their user's tests run on a private internet",
     ),
-    "host/mount.py": ("tests/integration/layer/test_unpack.py", "the corpus is mounted with it"),
     "image/debian.py": ("tests/integration/image/test_tarball.py", "asked through the catalog"),
     "image/open.py": ("tests/integration/image/test_tarball.py", "asked through the catalog"),
     "image/source.py": ("tests/integration/image/test_archive.py", "asked through its users"),
