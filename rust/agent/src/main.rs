@@ -6,6 +6,7 @@
 //! - `process`  processes and their streams
 //! - `fs`       metadata and operations on files
 //! - `sudo`     root for those who may, where the kernel ignores set-user-id bits
+//! - `stillness`  the runtime kept out of epoll while gVisor saves it
 //! - `state`, `users`, `sys`  what they share
 
 mod control;
@@ -14,6 +15,7 @@ mod http;
 mod init;
 mod process;
 mod state;
+mod stillness;
 mod sudo;
 mod sys;
 mod users;

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use agentenv_wire::Init;
 
+use crate::stillness::Stillness;
 use crate::sudo;
 use crate::users::{Database, User};
 use crate::{control, http, process, sys};
@@ -16,6 +17,8 @@ use crate::{control, http, process, sys};
 /// E2B's in-guest API lives here.
 pub const PORT: u16 = 49983;
 
+/// For connections to the in-guest API that a snapshot cuts.
+const CLOSING: Duration = Duration::from_millis(200);
 /// A runtime that lives answers in microseconds, whatever else the sandbox has to do.
 const WAKING: Duration = Duration::from_secs(2);
 
@@ -52,6 +55,7 @@ pub struct Agent {
     /// None when we run as an ordinary program.
     kept: Option<Mutex<Kept>>,
     runtime: OnceLock<tokio::runtime::Handle>,
+    stillness: Stillness,
 }
 
 impl Agent {
@@ -93,8 +97,28 @@ impl Agent {
         Ok(())
     }
 
-    /// gVisor may restore our runtime so that it never wakes again (decision 071): then we end, and
-    /// init starts us anew, which hears but knows nothing of the commands that run. Blocking.
+    /// Nobody is served from now on, and what the runtime waits for is left alone, until `go_on`:
+    /// what is saved can be restored by any kernel. Blocking.
+    pub fn be_still(&self) -> io::Result<()> {
+        self.connections.shut_out();
+        self.connections.wait_closed(CLOSING);
+        self.runtime
+            .get()
+            .map_or(Ok(()), |it| self.stillness.keep(it))
+    }
+
+    /// See `Stillness::forget_events`.
+    pub fn forget_events(&self) -> io::Result<()> {
+        self.stillness.forget_events()
+    }
+
+    pub fn go_on(&self) {
+        self.connections.let_in();
+        self.stillness.go_on();
+    }
+
+    /// A runtime that was restored as good as dead is no use: then we end, and init starts us anew,
+    /// which hears but knows nothing of the commands that run. Blocking.
     pub fn must_wake(&self) {
         let (sender, receiver) = std::sync::mpsc::channel();
         let Some(runtime) = self.runtime.get() else {
@@ -116,7 +140,7 @@ impl Agent {
     }
 
     /// Nothing that an earlier agent had stopped may stay so: who asked for it got no answer.
-    fn go_on(&self) {
+    fn begin(&self) {
         process::prepare();
         if self.is_machine() {
             let thawed = self.layers().and_then(|layers| control::thaw(&layers.disk));
@@ -177,9 +201,10 @@ pub fn serve(listen: SocketAddr, port: Option<control::Port>, mut kept: Option<K
         init: RwLock::new(init),
         kept: kept.map(Mutex::new),
         runtime: OnceLock::new(),
+        stillness: Stillness::default(),
     });
     if agent.is_guest() {
-        agent.go_on();
+        agent.begin();
     }
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

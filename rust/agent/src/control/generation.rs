@@ -51,14 +51,17 @@ pub fn initialise(init: Init, agent: &Arc<Agent>) -> Result<Value, Fault> {
     if agent.is_guest() {
         assume(&init, before.as_deref(), agent)?;
     }
+    if restored {
+        agent.forget_events().map_err(fault("events"))?;
+    }
     let dropped = if restored { drop_connections(agent) } else { 0 };
     let frozen = agent.freezer.holds();
     if restored && init.fresh {
         agent.freezer.end().map_err(fault("processes"))?;
         container::empty_memory();
     }
-    agent.connections.let_in();
     agent.remember(init).map_err(fault("memory"))?;
+    agent.go_on();
     let resumed = agent.freezer.release().map_err(fault("release"))?;
     if restored && agent.is_container() {
         let agent = Arc::clone(agent);

@@ -14,8 +14,6 @@ use super::{disk, fault, generation, now_ns};
 use crate::state::Agent;
 use crate::sys;
 
-/// For connections to the in-guest API that a snapshot cuts.
-const CLOSING: Duration = Duration::from_millis(200);
 /// Between SIGTERM and SIGKILL at shutdown.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(2);
 
@@ -37,7 +35,7 @@ pub fn perform(op: Op, agent: &Arc<Agent>) -> Result<Value, Fault> {
         Op::Thaw(_) => with_disk(agent, disk::thaw, "thaw"),
         Op::Suspend(args) => suspend(agent, Duration::from_millis(args.deadline_ms)),
         Op::Release(_) => {
-            agent.connections.let_in();
+            agent.go_on();
             let processes = agent.freezer.release().map_err(fault("release"))?;
             Ok(json!({"processes": processes}))
         }
@@ -60,9 +58,7 @@ fn with_disk(
 fn suspend(agent: &Agent, patience: Duration) -> Result<Value, Fault> {
     let done = agent.freezer.suspend(patience).map_err(fault("suspend"))?;
     if agent.is_container() {
-        // gVisor restores our runtime deaf if it had connections: they end here and in the copy.
-        agent.connections.shut_out();
-        agent.connections.wait_closed(CLOSING);
+        agent.be_still().map_err(fault("suspend"))?;
     }
     Ok(json!({"frozen": done.all, "processes": done.processes}))
 }

@@ -1,6 +1,7 @@
 //! System calls that the standard library has no face for, each in a safe function.
 
 mod attributes;
+pub mod epoll;
 mod netlink;
 mod rights;
 
