@@ -17,6 +17,7 @@ from agentenv.cli.output import Form, Output
 from agentenv.cli.server import Home, run
 from agentenv.errors import Conflict, InfraError, NotFound
 from agentenv.image.source import Report
+from agentenv.store.records import DEFAULT_TAG
 
 command = typer.Typer(
     no_args_is_help=True, help="Pull, list, verify and remove images.", rich_markup_mode="rich"
@@ -124,14 +125,15 @@ def ls(
 
 async def _names(records: Any) -> dict[str, list[str]]:
     """Image id to the template names (with tag) that mean it."""
-    from agentenv.template.named import shown
+    from agentenv.template.named import called
 
     names: dict[str, list[str]] = {}
     for template in await records.templates():
         for tag, build_id in template.tags.items():
             build = await records.build(build_id)
             if build and build.image_id:
-                names.setdefault(build.image_id, []).append(shown(template, tag))
+                shown = called(template) + ("" if tag == DEFAULT_TAG else f":{tag}")
+                names.setdefault(build.image_id, []).append(shown)
     return names
 
 

@@ -41,13 +41,17 @@ async def attach_file(file: Path, point: Path, kind: str) -> None:
         # Kernels before 6.12, and all of them for a file of FUSE's, mount devices only.
         if error.errno != errno.ENOTBLK:
             raise
-        words = ("mount", "-t", kind, "-o", "loop,ro,nosuid,nodev", str(file), str(point))
-        await run(words, timeout=DEADLINE)
-        # Reads of the file then go on side by side, and its pages are cached once, not twice.
-        try:
-            await run(("losetup", "--direct-io=on", str(device_of(point))), timeout=DEADLINE)
-        except ProcessFailed as error:
-            log.warning("%s is cached twice: %s", file, error.why)
+        await _attach_by_loop(file, point, kind)
+
+
+async def _attach_by_loop(file: Path, point: Path, kind: str) -> None:
+    words = ("mount", "-t", kind, "-o", "loop,ro,nosuid,nodev", str(file), str(point))
+    await run(words, timeout=DEADLINE)
+    # Reads of the file then go on side by side, and its pages are cached once, not twice.
+    try:
+        await run(("losetup", "--direct-io=on", str(device_of(point))), timeout=DEADLINE)
+    except ProcessFailed as error:
+        log.warning("%s is cached twice: %s", file, error.why)
 
 
 def device_of(point: Path) -> Path:

@@ -14,6 +14,7 @@ from agentenv.sandbox.record import SandboxInfo
 from agentenv.sandbox.state import State
 from agentenv.snapshot.manifest import Element, Manifest
 from agentenv.store.records import BuildRow, TemplateRow
+from agentenv.template.named import called
 
 SOURCE = "sandbox_id"
 """Names the sandbox in the record of a build that is a snapshot."""
@@ -139,7 +140,7 @@ class Family:
 def _names(templates: Iterable[TemplateRow]) -> Mapping[str, str]:
     """What each build that has a tag is asked for by."""
     return {
-        build: f"{(template.names or (template.id,))[0]}:{tag}"
+        build: f"{called(template)}:{tag}"
         for template in templates
         for tag, build in template.tags.items()
     }

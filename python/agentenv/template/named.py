@@ -44,11 +44,9 @@ async def find_build(records: Records, key: str) -> tuple[TemplateRow, BuildRow]
     return (template, build) if build else None
 
 
-def shown(template: TemplateRow, tag: str) -> str:
-    """What its build of ``tag`` is asked for by: ``name`` or ``name:tag``, with the id in the
-    place of a name that it has not (a sandbox's snapshot)."""
-    name = template.names[0] if template.names else template.id
-    return name if tag == DEFAULT_TAG else f"{name}:{tag}"
+def called(template: TemplateRow) -> str:
+    """What it is asked for by: its first name, or its id if it has none (a sandbox's snapshot)."""
+    return template.names[0] if template.names else template.id
 
 
 def guest_of_build(build: BuildRow) -> Guest | None:

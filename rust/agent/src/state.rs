@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use agentenv_wire::Init;
 
-use crate::stillness::Stillness;
+use crate::stillness::{self, Stillness};
 use crate::sudo;
 use crate::users::{Database, User};
 use crate::{control, http, process, sys};
@@ -19,8 +19,6 @@ pub const PORT: u16 = 49983;
 
 /// For connections to the in-guest API that a snapshot cuts.
 const CLOSING: Duration = Duration::from_millis(200);
-/// A runtime that lives answers in microseconds, whatever else the sandbox has to do.
-const WAKING: Duration = Duration::from_secs(2);
 
 /// What init keeps for us across our death.
 pub struct Kept {
@@ -120,12 +118,10 @@ impl Agent {
     /// A runtime that was restored as good as dead is no use: then we end, and init starts us anew,
     /// which hears but knows nothing of the commands that run. Blocking.
     pub fn must_wake(&self) {
-        let (sender, receiver) = std::sync::mpsc::channel();
         let Some(runtime) = self.runtime.get() else {
             return;
         };
-        runtime.spawn(async move { sender.send(()) });
-        if receiver.recv_timeout(WAKING).is_err() {
+        if !stillness::comes(runtime, || ()) {
             println!("agentenv-agent: the runtime does not wake, starting anew");
             std::process::exit(1);
         }

@@ -16,6 +16,16 @@ use crate::sys;
 /// A runtime that lives comes to a task in microseconds, whatever else the sandbox has to do.
 const PATIENCE: Duration = Duration::from_secs(2);
 
+/// Whether ``runtime`` comes to a task now, which then does ``work``. Blocking; from elsewhere.
+pub fn comes(runtime: &Handle, work: impl FnOnce() + Send + 'static) -> bool {
+    let (here, is_here) = channel();
+    runtime.spawn(async move {
+        let _ = here.send(());
+        work();
+    });
+    is_here.recv_timeout(PATIENCE).is_ok()
+}
+
 #[derive(Default)]
 pub struct Stillness(Mutex<Option<Sender<()>>>);
 
@@ -26,14 +36,15 @@ impl Stillness {
         if kept.is_some() {
             return Ok(());
         }
-        let (here, is_here) = channel();
         let (go, going) = channel();
-        runtime.spawn(async move {
-            let _ = here.send(());
-            let _ = going.recv(); // ends when the other end is dropped
-        });
-        let came = is_here.recv_timeout(PATIENCE);
-        came.map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "the runtime does not come"))?;
+        // The wait ends when the other end is dropped.
+        let wait = move || {
+            let _ = going.recv();
+        };
+        if !comes(runtime, wait) {
+            let why = "the runtime does not come";
+            return Err(io::Error::new(io::ErrorKind::TimedOut, why));
+        }
         *kept = Some(go);
         Ok(())
     }

@@ -164,7 +164,7 @@ class GvisorEngine:
         await self._roots.keep_only(keep)
 
     async def leave(self) -> None:
-        await self._roots.keep_only(set())
+        await self.forget_all_but(set())
         await asyncio.to_thread(self._roots.remove)
 
 

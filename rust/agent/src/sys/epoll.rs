@@ -4,6 +4,8 @@ use std::fs;
 use std::io;
 
 const AT_ONCE: usize = 64;
+/// Looks at one instance.
+const ROUNDS: usize = 64;
 
 /// Reads away what all epoll instances of this process would tell now; how many events. Those that
 /// are level-triggered come again, so each is looked at for a bounded number of times.
@@ -26,7 +28,7 @@ pub fn discard() -> io::Result<usize> {
 
 fn discard_of(fd: i32) -> io::Result<usize> {
     let mut count = 0;
-    for _ in 0..AT_ONCE {
+    for _ in 0..ROUNDS {
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; AT_ONCE];
         // SAFETY: the array holds as many events as the kernel is told of.
         let got = unsafe { libc::epoll_wait(fd, events.as_mut_ptr(), AT_ONCE as i32, 0) };

@@ -42,7 +42,7 @@ def server(tmp_path_factory):
     yield url
     process.send_signal(signal.SIGTERM)
     assert process.wait(30) == -signal.SIGTERM  # uvicorn ends as it was told to, tidied up
-    until(lambda: not list(kernels.iterdir()))  # a kernel may end after the server
+    assert not list(kernels.iterdir())
     assert "Traceback" not in (folder / "log").read_text()
 
 
