@@ -19,6 +19,7 @@ ALL = (
     "proxy",
     "data_plane",
     "many",
+    "engines",
 )
 
 

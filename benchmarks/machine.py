@@ -8,7 +8,7 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -63,6 +63,22 @@ def timed(work: Callable[[], object], rounds: int) -> list[float]:
         work()
         found.append(time.perf_counter() - begun)
     return sorted(found)
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def pss_of(pids: Iterable[int]) -> float:
+    """MiB that these processes hold together, shared pages by their share; gone ones hold none."""
+    total = 0
+    for pid in pids:
+        try:
+            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        total += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+    return total / 1024
 
 
 def summary(seconds: Sequence[float]) -> str:

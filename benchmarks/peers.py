@@ -1,4 +1,4 @@
-"""What others are measured with: a root of busybox, and an image of it for docker."""
+"""What others are measured with: a root of busybox, and images for docker."""
 
 from __future__ import annotations
 
@@ -21,17 +21,19 @@ def busybox(root: Path) -> None:
 
 
 @contextmanager
-def docker_image() -> Iterator[str]:
-    """A name for the root, if an engine answers; else nothing."""
+def docker_image(tar: Path | None = None) -> Iterator[str]:
+    """A name for the root in ``tar``, else for busybox's, if an engine answers; else nothing."""
     if subprocess.run(["docker", "info"], capture_output=True).returncode:
         yield ""
         return
     folder = Path(tempfile.mkdtemp(prefix="aenv-bench-docker-", dir="/var/tmp"))
     try:
-        busybox(folder)
-        packed = subprocess.run(["tar", "-C", folder, "-c", "."], capture_output=True, check=True)
-        argv = ["docker", "import", "-", IMAGE]
-        subprocess.run(argv, input=packed.stdout, check=True, stdout=subprocess.DEVNULL)
+        if tar is None:
+            busybox(folder / "root")
+            tar = folder / "root.tar"
+            subprocess.run(["tar", "-C", folder / "root", "-cf", tar, "."], check=True)
+        argv = ["docker", "import", tar, IMAGE]
+        subprocess.run(argv, check=True, stdout=subprocess.DEVNULL)
         yield IMAGE
     finally:
         subprocess.run(["docker", "rmi", "-f", IMAGE], capture_output=True)
