@@ -50,11 +50,11 @@ binaries_step() {
     # What runs in guests, which may hold no libc at all, is static. A target of its own keeps
     # the flag away from build scripts and from the other binaries.
     RUSTFLAGS='-C target-feature=+crt-static' \
-        cargo_here build --locked --release -p agentenv-agent --target "$TARGET"
+        cargo_here build --locked --profile guest -p agentenv-agent --target "$TARGET"
     # Moved into place: one that runs or is being copied is never half written.
     for name in agentenv-agent agentenv-sudo; do
         place="$REPO/target/release/$name"
-        install -m 0755 "$REPO/target/$TARGET/release/$name" "$place.new"
+        install -m 0755 "$REPO/target/$TARGET/guest/$name" "$place.new"
         mv "$place.new" "$place"
     done
     stamp "$CACHE/stamps/binaries" "$(binaries_key)"
