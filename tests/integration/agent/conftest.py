@@ -80,9 +80,12 @@ def ended(messages: list[dict]) -> dict:
 
 @contextlib.contextmanager
 def running(*options: str):
-    """An agent on a port of its own; it must be alive at the end."""
+    """An agent on a port of its own; it must be alive at the end. Who starts it ignores a signal,
+    as `nohup` does."""
+    deaf = ("/bin/sh", "-c", "trap '' HUP; exec \"$@\"", "sh")
     process = subprocess.Popen(
-        [built("agentenv-agent"), "--listen", "127.0.0.1:0", *options], stdout=subprocess.PIPE
+        [*deaf, built("agentenv-agent"), "--listen", "127.0.0.1:0", *options],
+        stdout=subprocess.PIPE,
     )
     try:
         line = process.stdout.readline().decode()

@@ -117,6 +117,39 @@ def test_what_cannot_start_says_why(agent, message, code):
     assert only["end"]["error"]["code"] == code
 
 
+def test_one_that_could_not_start_is_waited_for(agent):
+    agent.stream("process.Process/Start", {"process": {"cmd": "/nonexistent"}})
+    states = [
+        Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
+        for task in Path(f"/proc/{agent.process.pid}/task").iterdir()
+        for pid in (task / "children").read_text().split()
+    ]
+    assert "Z" not in states
+
+
+def test_nothing_is_ignored_or_blocked_in_it(agent):
+    messages = agent.run("exec cat /proc/self/status")
+    status = dict(line.split(":\t", 1) for line in output(messages).decode().splitlines())
+    assert int(status["SigBlk"], 16) == int(status["SigIgn"], 16) == 0
+
+
+def test_it_is_found_by_the_path_of_the_request(agent, tmp_path):
+    (tmp_path / "refused").mkdir()
+    for folder, mode in (("refused", 0o644), (".", 0o755)):
+        tool = tmp_path / folder / "tool"
+        tool.write_text('echo "$0" "$@"')  # a script by its rights alone
+        tool.chmod(mode)
+    path = f"/nonexistent:{tmp_path}/refused:{tmp_path}"
+
+    def tool(path):
+        process = {"cmd": "tool", "args": ["a b", "c"], "envs": {"PATH": path}}
+        return agent.stream("process.Process/Start", {"process": process})
+
+    assert output(tool(path)).decode() == f"{tmp_path}/tool a b c\n"
+    (only,) = tool(f"{tmp_path}/refused:/nonexistent")
+    assert "Permission denied" in only["end"]["error"]["message"]
+
+
 def test_an_unknown_user_is_named(agent):
     basic = "Basic " + base64.b64encode(b"nobody-here:").decode()
     (only,) = agent.stream("process.Process/Start", start("true"), Authorization=basic)
