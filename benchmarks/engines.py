@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.server import TestServer, serving_copy
+from tests.waiting import until
 
 from agentenv.sdk.sync import AgentEnv
 from benchmarks.machine import heading, parent_of, pss_of, row
@@ -38,6 +39,11 @@ WAITS = (
 MEMORY = (
     ("memory.1", "memory of an idle one alone", None),
     ("memory.crowd", f"of each of {CROWD}", 20),
+)
+STORED = (
+    ("stored.first", "stored by a first snapshot, 50 MB changed", None),
+    ("stored.second", "stored by a second one, 1 MB changed since", None),
+    ("stored.same", "stored by a third one, nothing changed", None),
 )
 # What `work.py` does, and how many times a native run's time gVisor may take.
 WORK = (
@@ -62,6 +68,8 @@ def run(server: TestServer) -> None:
         _compare(found, key, name, "ms", 1e3, target)
     for key, name, target in MEMORY:
         _compare(found, key, name, "MiB", 1, target)
+    for key, name, target in STORED:
+        _compare(found, key, name, "MB", 1e-6, target)
     for key, name, target in WORK:
         base = found["native"][key]
         times = {
@@ -85,6 +93,7 @@ def _engine(of: TestServer, engine: str, materials: Path) -> Figures:
             _commands(sandbox, found)
             found["memory.1"].append(_memory(server, [sandbox]))
             _forks(sandbox, found)
+            _snapshots(server, sandbox, found)
         for megabytes in (0, 8, 50):
             _pauses(env, megabytes, found)
         with env.start("base", timeout=3600, memoryMB=1024) as sandbox:
@@ -118,6 +127,22 @@ def _forks(sandbox: Any, found: dict[str, list[float]]) -> None:
         found["fork"].append(time.perf_counter() - begun)
         for copy in copies:
             copy.kill()
+
+
+def _snapshots(server: TestServer, sandbox: Any, found: dict[str, list[float]]) -> None:
+    """Bytes that the store has more."""
+    store, waiting = server.home / "store", server.home / "snapshots"
+
+    def stored() -> int:
+        until(lambda: not any(waiting.glob("*.memory")))
+        return sum(path.stat().st_size for path in store.rglob("*") if path.is_file())
+
+    for key, megabytes in (("first", 50), ("second", 1), ("same", 0)):
+        if megabytes:
+            sandbox.commands.run(f"head -c {megabytes}M /dev/urandom > /dev/shm/{key}")
+        before = stored()
+        sandbox.snapshot()
+        found[f"stored.{key}"].append(stored() - before)
 
 
 def _pauses(env: Any, megabytes: int, found: dict[str, list[float]]) -> None:
@@ -155,7 +180,7 @@ def _compare(
     found: dict[str, Figures], key: str, name: str, unit: str, scale: float, target: float | None
 ) -> None:
     cells = {
-        who: f"{figures[key] * scale:.{1 if unit == '×' else 0}f} {unit}"
+        who: f"{figures[key] * scale:.{0 if unit in ('ms', 'MiB') else 1}f} {unit}"
         for who, figures in found.items()
         if key in figures
     }
