@@ -18,6 +18,7 @@ from typing import Any
 from tests.server import TestServer, serving_copy
 from tests.waiting import until
 
+from agentenv.errors import AgentEnvError
 from agentenv.sdk.sync import AgentEnv
 from benchmarks.machine import heading, parent_of, pss_of, row
 from benchmarks.natives import Figures, docker, materials, native, root, work
@@ -103,7 +104,9 @@ def _engine(of: TestServer, engine: str, materials: Path) -> Figures:
         found["memory.crowd"].append(_memory(server, crowd))
         for sandbox in crowd:
             sandbox.kill()
-    return {name: statistics.median(values) for name, values in found.items()} | json.loads(said)
+    figures = {name: statistics.median(values) for name, values in found.items()}
+    print(engine, figures := figures | json.loads(said))
+    return figures
 
 
 def _first(env: Any, found: dict[str, list[float]]) -> None:
@@ -126,6 +129,8 @@ def _forks(sandbox: Any, found: dict[str, list[float]]) -> None:
         copies = sandbox.fork(FORKS, timeout=600)
         found["fork"].append(time.perf_counter() - begun)
         for copy in copies:
+            if isinstance(copy, AgentEnvError):
+                raise copy
             copy.kill()
 
 
