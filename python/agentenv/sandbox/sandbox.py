@@ -16,7 +16,7 @@ from agentenv.sandbox.deadline import Deadline
 from agentenv.sandbox.ground import Ground
 from agentenv.sandbox.network import Policy
 from agentenv.sandbox.record import SandboxInfo, to_row
-from agentenv.sandbox.state import Request, State, move
+from agentenv.sandbox.state import Request, State, impossible, move
 from agentenv.snapshot.manifest import Manifest
 
 log = logging.getLogger(__name__)
@@ -190,7 +190,7 @@ class Sandbox:
     async def snapshot(self, how: suspend.How) -> Manifest:
         """A snapshot of it as it runs, which it goes on doing. Raises as ``pause``."""
         async with self._lock:
-            self._must_run(Request.PAUSE)
+            self._must_run("a snapshot")
             await self._mend()
             return await suspend.snapshot(self._source(), how, self._sealed)
 
@@ -213,8 +213,7 @@ class Sandbox:
         runs on as before.
         """
         async with self._lock, self._ground.snapshots.held(snapshot_id) as manifest:
-            if self.info.state is not State.RUNNING:
-                move(self.id, self.info.state, Request.PAUSE)
+            self._must_run("a rollback")
             first, machine, control = self.info, self._machine, self._control
             made = rollback.beside(self._ground, first, manifest, turns, boot_deadline)
             async with made as second:
@@ -286,14 +285,14 @@ class Sandbox:
         Raises Conflict if it does not run.
         """
         async with self._lock:
-            self._must_run(Request.BOOTED)
+            self._must_run("another deadline")
             await self._live_until(utcnow() + timedelta(seconds=seconds), seconds)
             return self.info
 
-    def _must_run(self, asked: Request) -> None:
-        """Raises Conflict unless it runs, as a move for ``asked`` does."""
+    def _must_run(self, asked: str) -> None:
+        """Raises Conflict unless it runs."""
         if self.info.state is not State.RUNNING:
-            move(self.id, self.info.state, asked)
+            raise impossible(self.id, self.info.state, asked)
 
     async def _extend(self, seconds: float) -> None:
         """As ``set_deadline``, but an earlier end is not applied."""
@@ -313,7 +312,7 @@ class Sandbox:
         InfraError.
         """
         async with self._lock:
-            self._must_run(Request.BOOTED)
+            self._must_run("another network policy")
             before = self.info.network
             try:
                 await self._enforce(change(before))
