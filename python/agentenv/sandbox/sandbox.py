@@ -175,8 +175,10 @@ class Sandbox:
                 lifetime = before.lifetime if seconds is None else seconds
                 await self._begin_running(timedelta(seconds=lifetime))
                 await self._publish()
-            except BaseException:
+            except BaseException as error:
                 await asyncio.shield(self._stay_paused(before))
+                if isinstance(error, GuestError) and memory:
+                    raise _advised(error, self.id) from error
                 raise
             return True
 
@@ -437,3 +439,9 @@ class Sandbox:
 def _failed_creation(error: BaseException) -> ExitCause:
     kind = ExitKind.FAILED if isinstance(error, InfraError) else ExitKind.UNKNOWN
     return ExitCause(kind, f"its creation failed: {error or type(error).__name__}")
+
+
+def _advised(error: GuestError, sandbox_id: str) -> GuestError:
+    """What was running in it may be what keeps it from going on."""
+    fix = f"it is paused as before; without what ran in it: aenv resume {sandbox_id} --disk-only"
+    return GuestError(error.what, why=error.why, fix=fix, code=error.code, **error.details)

@@ -272,7 +272,7 @@ async def test_tags_move_when_a_build_is_ready_and_what_nothing_means_goes(site)
     failed = await site.build(recipe(run("fail 1")))
     tags = (await site.records.template("made")).tags
     assert tags == {"v1": row.id, "latest": row.id, "default": plain.id}
-    newer = await site.build(recipe(run("touch /c")))
+    await site.build(recipe(run("touch /c")))
     while (await site.records.build(plain.id)).snapshot_id is not None:
         await asyncio.sleep(0.01)
     assert (await site.builds.find(template.id, plain.id)).status == "ready"  # for who waits for it
