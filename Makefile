@@ -69,7 +69,9 @@ test-full: setup
 test-rust:
 	cargo test --quiet --workspace --locked
 
-demo: setup
+# All of set-up but what tests alone need.
+demo:
+	@bash tools/setup/setup.sh packages kernel erofs rust python extension sdks binaries
 	@$(BIN)/python -m tools.demo
 
 bench: setup

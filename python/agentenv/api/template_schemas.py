@@ -36,7 +36,7 @@ class TemplateBody(BaseModel):
     memoryMB: int | None = Field(None, ge=64, le=1 << 20, strict=True)
     diskSizeMB: int | None = Field(None, ge=64, le=4 << 20, strict=True)
     minFreeDiskMb: int | None = Field(None, ge=0, le=4 << 20, strict=True)
-    engine: str | None = Field(None, max_length=32)
+    engine: Literal["auto", "gvisor", "qemu"] | None = None
 
     def named(self) -> str:
         if not (name := self.name or self.alias):

@@ -14,7 +14,7 @@ from agentenv.sdk.client import Client
 def command(
     sandbox_id: SandboxId,
     count: Annotated[int, typer.Option("-n", "--count", min=1, max=100, help="Copies")] = 1,
-    timeout: Annotated[int | None, typer.Option(help="Seconds they live")] = None,
+    timeout: Annotated[int | None, typer.Option(help="Seconds they live [300]")] = None,
     home: Home = None,
     url: Url = None,
 ) -> None:

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from agentenv.template.builds import Builds
 
 Listen = Annotated[str | None, typer.Option("--listen", help="HOST:PORT [127.0.0.1:8000]")]
-Engine = Annotated[str | None, typer.Option("--engine", help="auto or qemu [auto]")]
+Engine = Annotated[str | None, typer.Option("--engine", help="auto, qemu or gvisor [auto]")]
 Store = Annotated[
-    str | None, typer.Option("--store", help="Directory or s3://BUCKET[/PREFIX] [HOME/store]")
+    str | None, typer.Option("--store", help=r"Directory or s3://BUCKET\[/PREFIX] [HOME/store]")
 ]
 CacheSize = Annotated[int | None, typer.Option("--cache-size", help="Bytes of chunks kept here")]
 TlsCert = Annotated[str | None, typer.Option("--tls-cert", help="PEM, with its chain [plain HTTP]")]

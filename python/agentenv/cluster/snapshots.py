@@ -4,44 +4,47 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 
 from agentenv.cluster.contract import SnapshotInfo
+from agentenv.errors import Conflict
 from agentenv.model import new_id
 from agentenv.node.lineage import SOURCE
 from agentenv.node.node import Node
 from agentenv.sandbox.suspend import How
 from agentenv.store.records import DEFAULT_TAG, BuildRow, Records, TemplateRow
+from agentenv.template.named import find_build, is_image
 from agentenv.template.names import TemplateName, check
 
 
 async def take(node: Node, sandbox_id: str, name: str | None, how: How) -> SnapshotInfo:
     """Save a running sandbox under a name, or none. Raises UserError for a name that cannot be,
     and as ``Node.snapshot``."""
-    asked = check(name) if name else None
+    asked = check(name) if name is not None else None
+    if asked and (found := await find_build(node.records, f"{asked.name}:{asked.tag}")):
+        _must_not_be_image(asked, found[1])
     async with node.taking(sandbox_id, how) as made:
-        template = await _template(node.records, asked)
         build = BuildRow(
             str(uuid.uuid4()),
-            template.id,
+            new_id(),
             made.image_id,
             datetime.now(UTC),
             {SOURCE: sandbox_id},
             made.id,
         )
         tag = asked.tag if asked else DEFAULT_TAG
-        await node.records.put_template(template)
-        await node.records.put_build(build)
-        await node.records.put_template(replace(template, tags={**template.tags, tag: build.id}))
+        build = await node.records.add_build(build, asked.name if asked else None, (tag,))
     names = (f"{asked.name}:{asked.tag}",) if asked else ()
-    return SnapshotInfo(template.id, build.id, names, sandbox_id, build.created)
+    return SnapshotInfo(build.template_id, build.id, names, sandbox_id, build.created)
 
 
-async def _template(records: Records, asked: TemplateName | None) -> TemplateRow:
-    found = await records.template(asked.name) if asked else None
-    names = (asked.name,) if asked else ()
-    return found or TemplateRow(new_id(), names, {}, datetime.now(UTC))
+def _must_not_be_image(asked: TemplateName, build: BuildRow) -> None:
+    if is_image(build):
+        raise Conflict(
+            f"the name {asked.name} is an image's",
+            fix="take another one, or a tag",
+            code="name_taken",
+        )
 
 
 async def find(

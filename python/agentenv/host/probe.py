@@ -287,5 +287,7 @@ async def read_version(path: Path, flag: str = "--version", call: Run = _run) ->
         done = await call((str(path), flag))
     except (InfraError, TimeoutError, OSError):
         return ToolVersion(path, "")
-    numbers = version_numbers((done.stdout + done.stderr).decode(errors="replace"))
-    return ToolVersion(path, ".".join(map(str, numbers)))
+    said = (done.stdout + done.stderr).decode(errors="replace")
+    # runsc's from Debian is 0.0~ and the day.
+    found = re.search(r"\d+(?:\.\d+)+(?:~[\w.]+)?", said)
+    return ToolVersion(path, found.group() if found else "")

@@ -15,6 +15,7 @@ from agentenv.snapshot.repository import Snapshots
 from agentenv.store.records import READY, Records
 from agentenv.template.named import find_build, guest_of_build
 from agentenv.template.names import means_image
+from agentenv.template.shipped.recipes import SHIPPED
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ class Origins:
         if not means_image(key):
             raise NotFound(
                 f"template '{key}' not found",
-                fix=f"name an image: aenv image pull IMAGE --name {key}",
+                fix=_remedy(key),
                 code="template_not_found",
             )
         known = await self._records.image(key)
@@ -74,6 +75,11 @@ class Origins:
         except NotFound:
             return False
         return True
+
+
+def _remedy(key: str) -> str:
+    shipped = key.partition(":")[0] in SHIPPED
+    return "aenv template init" if shipped else f"name an image: aenv image pull IMAGE --name {key}"
 
 
 def fixed_size(request: NewSandbox, manifest: Manifest) -> Resources:
@@ -101,7 +107,9 @@ def made_by(manifest: Manifest, asked: str | None) -> str:
         raise UserError(
             f"engine cannot be {asked}",
             why=f"the template was saved by {engine}",
-            fix=f"leave it out, or build the template with the engine {asked}",
+            fix=f"leave it out, or build it anew from an image with the engine {asked} "
+            "(a template that it is built from must be that engine's, too; for the shipped ones: "
+            f"aenv template init --engine {asked})",
             code="fixed_by_template",
         )
     return engine

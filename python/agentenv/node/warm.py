@@ -84,8 +84,7 @@ class WarmPool:
         now = time.monotonic()
         for shape, seats in list(self._ready.items()):
             if len(seats) > wanted(self._demands[shape], now, self._most):
-                await self._drop(seats.pop())
-                return True
+                return await self._dropped(seats)
         for shape, demands in list(self._demands.items()):
             enough = len(self._ready[shape]) >= wanted(demands, now, self._most)
             if not enough and self.ready < self._most:
@@ -102,10 +101,21 @@ class WarmPool:
             log.warning("no machine of %s is kept ready now: %s", shape, error.message)
             self._demands[shape].clear()
 
+    async def _dropped(self, seats: list[Seat]) -> bool:
+        """One less; False if it could not be taken away and is still there."""
+        seat = seats[-1]
+        try:
+            await self._drop(seat)
+        except AgentEnvError as error:
+            log.warning("machine %s, which waits, stays for now: %s", seat.machine, error.message)
+            return False
+        seats.remove(seat)
+        return True
+
     async def close(self) -> None:
         """Take all that wait away."""
         await self._tasks.close()
         self._most = 0
         for seats in self._ready.values():
-            while seats:
-                await self._drop(seats.pop())
+            while seats and await self._dropped(seats):
+                pass

@@ -16,7 +16,7 @@ from agentenv.sandbox.deadline import Deadline
 from agentenv.sandbox.ground import Ground
 from agentenv.sandbox.network import Policy
 from agentenv.sandbox.record import SandboxInfo, to_row
-from agentenv.sandbox.state import Request, State, move
+from agentenv.sandbox.state import Request, State, impossible, move
 from agentenv.snapshot.manifest import Manifest
 
 log = logging.getLogger(__name__)
@@ -175,8 +175,10 @@ class Sandbox:
                 lifetime = before.lifetime if seconds is None else seconds
                 await self._begin_running(timedelta(seconds=lifetime))
                 await self._publish()
-            except BaseException:
+            except BaseException as error:
                 await asyncio.shield(self._stay_paused(before))
+                if isinstance(error, GuestError) and memory:
+                    raise _advised(error, self.id) from error
                 raise
             return True
 
@@ -190,7 +192,7 @@ class Sandbox:
     async def snapshot(self, how: suspend.How) -> Manifest:
         """A snapshot of it as it runs, which it goes on doing. Raises as ``pause``."""
         async with self._lock:
-            self._must_run(Request.PAUSE)
+            self._must_run("a snapshot")
             await self._mend()
             return await suspend.snapshot(self._source(), how, self._sealed)
 
@@ -213,8 +215,7 @@ class Sandbox:
         runs on as before.
         """
         async with self._lock, self._ground.snapshots.held(snapshot_id) as manifest:
-            if self.info.state is not State.RUNNING:
-                move(self.id, self.info.state, Request.PAUSE)
+            self._must_run("a rollback")
             first, machine, control = self.info, self._machine, self._control
             made = rollback.beside(self._ground, first, manifest, turns, boot_deadline)
             async with made as second:
@@ -286,14 +287,14 @@ class Sandbox:
         Raises Conflict if it does not run.
         """
         async with self._lock:
-            self._must_run(Request.BOOTED)
+            self._must_run("another deadline")
             await self._live_until(utcnow() + timedelta(seconds=seconds), seconds)
             return self.info
 
-    def _must_run(self, asked: Request) -> None:
-        """Raises Conflict unless it runs, as a move for ``asked`` does."""
+    def _must_run(self, asked: str) -> None:
+        """Raises Conflict unless it runs."""
         if self.info.state is not State.RUNNING:
-            move(self.id, self.info.state, asked)
+            raise impossible(self.id, self.info.state, asked)
 
     async def _extend(self, seconds: float) -> None:
         """As ``set_deadline``, but an earlier end is not applied."""
@@ -313,7 +314,7 @@ class Sandbox:
         InfraError.
         """
         async with self._lock:
-            self._must_run(Request.BOOTED)
+            self._must_run("another network policy")
             before = self.info.network
             try:
                 await self._enforce(change(before))
@@ -438,3 +439,9 @@ class Sandbox:
 def _failed_creation(error: BaseException) -> ExitCause:
     kind = ExitKind.FAILED if isinstance(error, InfraError) else ExitKind.UNKNOWN
     return ExitCause(kind, f"its creation failed: {error or type(error).__name__}")
+
+
+def _advised(error: GuestError, sandbox_id: str) -> GuestError:
+    """What was running in it may be what keeps it from going on."""
+    fix = f"it is paused as before; without what ran in it: aenv resume {sandbox_id} --disk-only"
+    return GuestError(error.what, why=error.why, fix=fix, code=error.code, **error.details)

@@ -41,6 +41,9 @@ class Request(enum.StrEnum):
     GONE = "gone"
 
 
+ASKED = frozenset((Request.PAUSE, Request.RESUME, Request.KILL))
+"""By people; the others are what comes of it."""
+
 MOVES: dict[tuple[State, Request], State] = {
     (State.CREATING, Request.BOOTED): State.RUNNING,
     (State.CREATING, Request.KILL): State.KILLING,
@@ -66,9 +69,14 @@ def move(sandbox_id: str, state: State, request: Request) -> State:
     try:
         return MOVES[state, request]
     except KeyError:
-        allowed = sorted(r for s, r in MOVES if s is state) or ["nothing"]
-        raise Conflict(
-            f"sandbox {sandbox_id} is {state}, {request} is not possible now",
-            why=f"possible: {', '.join(allowed)}",
-            state=str(state.shown),
-        ) from None
+        raise impossible(sandbox_id, state, request) from None
+
+
+def impossible(sandbox_id: str, state: State, asked: str) -> Conflict:
+    """What is ``asked`` for is not for a sandbox in that state."""
+    allowed = sorted({r for s, r in MOVES if s is state and r in ASKED}) or ["nothing"]
+    return Conflict(
+        f"sandbox {sandbox_id} is {state}, {asked} is not possible now",
+        why=f"possible: {', '.join(allowed)}",
+        state=str(state.shown),
+    )

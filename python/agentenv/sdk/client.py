@@ -257,10 +257,15 @@ def _of(sandbox_id: str, verb: str = "") -> str:
 
 
 def unreachable(url: str, error: Exception) -> InfraError:
+    fix = "start it with `aenv serve`, or set AENV_URL"
+    if "CERTIFICATE_VERIFY_FAILED" in str(error):
+        fix = "name who signed its certificate: AENV_CA_FILE=PEM"
+    elif "illegal request line" in str(error):
+        fix = "if it speaks TLS: AENV_URL=https://…"
     return InfraError(
         f"the server at {url} does not answer",
         why=str(error) or type(error).__name__,
-        fix="start it with `aenv serve`, or set AENV_URL",
+        fix=fix,
         code="server_unreachable",
     )
 

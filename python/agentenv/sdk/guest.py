@@ -26,7 +26,7 @@ Body = bytes | AsyncIterable[bytes]
 _KINDS: dict[str, type[UserError]] = {"not_found": NotFound, "already_exists": Conflict}
 _USER_FAULTS = {
     "invalid_argument", "unauthenticated", "failed_precondition", "permission_denied",
-    "unimplemented", "resource_exhausted", "deadline_exceeded",
+    "unimplemented", "not_supported", "resource_exhausted", "deadline_exceeded",
 }  # fmt: skip
 # How a machine ended, by who must act; `stopped` was asked for.
 _GUEST_ENDS = {"panic", "out_of_memory", "unknown"}
@@ -170,7 +170,13 @@ def _named(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _code(status: int) -> str:
-    known = {401: "unauthenticated", 404: "not_found", 409: "already_exists", 507: "disk_full"}
+    known = {
+        401: "unauthenticated",
+        404: "not_found",
+        409: "already_exists",
+        501: "not_supported",
+        507: "disk_full",
+    }
     return known.get(status, "invalid_argument" if status < 500 else "failed")
 
 

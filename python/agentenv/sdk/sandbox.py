@@ -33,6 +33,9 @@ class Sandbox:
         #: What private ports (``network={"allowPublicTraffic": False}``) ask for.
         self.traffic_token: str | None = made.get("trafficAccessToken")
 
+    def __repr__(self) -> str:
+        return f"<Sandbox {self.id}>"
+
     async def __aenter__(self) -> Sandbox:
         return self
 
@@ -69,7 +72,8 @@ class Sandbox:
     async def fork(
         self, count: int = 1, timeout: int | None = None
     ) -> list[Sandbox | AgentEnvError]:
-        """Copies with ids and randomness of their own, each with its error if it failed."""
+        """Copies with ids and randomness of their own, which live for ``timeout`` seconds (300
+        without). In the place of one that could not be made is its error."""
         made = await self._client.fork(self.id, count, timeout)
         return [
             each if isinstance(each, AgentEnvError) else Sandbox(self._client, each)

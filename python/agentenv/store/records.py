@@ -129,6 +129,13 @@ class Records(Protocol):
         """Insert or replace; these tags of its template mean it from the same moment on."""
         ...
 
+    async def add_build(
+        self, row: BuildRow, name: str | None, tags: Sequence[str] = ()
+    ) -> BuildRow:
+        """A build of the template ``name``, which ``tags`` mean from the same moment on. Where
+        there is none of that name, or for None, one is made with the id that ``row`` has."""
+        ...
+
     async def build(self, build_id: str) -> BuildRow | None: ...
 
     async def builds(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -231,13 +231,24 @@ class SqlRecords:
 
     async def put_build(self, row: BuildRow, tags: Sequence[str] = ()) -> None:
         async with self._transaction() as db:
-            await _replace(db, t.builds, **{**asdict(row), "created": _text(row.created)})
-            table = t.template_tags
-            of_template = table.c.template_id == row.template_id
-            await db.execute(delete(table).where(of_template, table.c.tag.in_(tags)))
-            for tag in tags:
-                values = {"template_id": row.template_id, "tag": tag, "build_id": row.id}
-                await db.execute(insert(table).values(**values))
+            await _put_build(db, row, tags)
+
+    async def add_build(
+        self, row: BuildRow, name: str | None, tags: Sequence[str] = ()
+    ) -> BuildRow:
+        async with self._transaction() as db:
+            named = select(t.template_names.c.template_id).where(t.template_names.c.name == name)
+            template_id = (await db.execute(named)).scalar()
+            if template_id is None:
+                template_id = row.template_id
+                values = {"id": template_id, "created": _text(row.created), "public": 0}
+                await db.execute(insert(t.templates).values(**values))
+                if name is not None:
+                    values = {"name": name, "template_id": template_id, "position": 0}
+                    await db.execute(insert(t.template_names).values(**values))
+            row = replace(row, template_id=template_id)
+            await _put_build(db, row, tags)
+        return row
 
     async def build(self, build_id: str) -> BuildRow | None:
         async with self._transaction() as db:
@@ -324,6 +335,16 @@ class SqlRecords:
     async def drop_sandbox(self, sandbox_id: str) -> None:
         async with self._transaction() as db:
             await db.execute(delete(t.sandboxes).where(t.sandboxes.c.id == sandbox_id))
+
+
+async def _put_build(db: AsyncConnection, row: BuildRow, tags: Sequence[str]) -> None:
+    await _replace(db, t.builds, **{**asdict(row), "created": _text(row.created)})
+    table = t.template_tags
+    of_template = table.c.template_id == row.template_id
+    await db.execute(delete(table).where(of_template, table.c.tag.in_(tags)))
+    for tag in tags:
+        values = {"template_id": row.template_id, "tag": tag, "build_id": row.id}
+        await db.execute(insert(table).values(**values))
 
 
 async def _put_sandbox(db: AsyncConnection, row: SandboxRow) -> None:

@@ -26,7 +26,7 @@ from agentenv.template.uploads import Uploads
 AT_ONCE = 2  # guests that build; more only make all of them late
 DEADLINE = 3600.0  # seconds of one build
 KEPT_STEPS = 200  # snapshots of steps; those used longest ago go first
-KEPT_FAILURES = 10  # builds of one template
+KEPT_ENDS = 10  # of a template's builds that no tag means, how they ended
 LAST_LINES = 20  # of the step that failed, told with the reason
 WAITING, BUILDING, READY, FAILED = "waiting", "building", "ready", "error"
 
@@ -88,13 +88,12 @@ class Builds:
         if not wanted or asked.tag != names.DEFAULT_TAG:
             wanted = (asked.tag, *wanted)
         now = datetime.now(UTC)
-        found = await self._records.template(asked.name)
-        template = found or TemplateRow(new_id(), (asked.name,), {}, now)
-        if found is None:
-            await self._records.put_template(template)
         doc = {"tags": [*dict.fromkeys(wanted)], "asked": dict(resources)}
-        row = BuildRow(str(uuid.uuid4()), template.id, None, now, doc, status=WAITING)
-        await self._records.put_build(row)
+        row = BuildRow(str(uuid.uuid4()), new_id(), None, now, doc, status=WAITING)
+        row = await self._records.add_build(row, asked.name)
+        template = await self._records.template(row.template_id)
+        if template is None:
+            raise Conflict(f"template {asked.name} was just removed", code="template_removed")
         return template, row
 
     async def begin(
@@ -219,18 +218,19 @@ class Builds:
     # What is not needed any more
 
     async def tidy(self, template_id: str) -> None:
-        """Drop builds that no tag means, old failures, and steps that were not used for long."""
+        """Drop what no tag means of builds, all but the news of the latest, and steps that were not
+        used for long."""
         rows = await self._records.builds(template_id)
         # Asked after the builds: one that is ready by now is meant by its tags by now.
         template = await self._records.template(template_id)
         meant = set(template.tags.values()) if template else set[str]()
-        failures = 0
-        for row in rows:
-            failures += row.status == FAILED
-            is_over = row.status == READY or (row.status == FAILED and failures > KEPT_FAILURES)
-            if is_over and row.id not in meant:
-                await self._records.drop_build(row.id)
-                await asyncio.to_thread(self._log(row.id).unlink, True)
+        over = [row for row in rows if row.status in (READY, FAILED) and row.id not in meant]
+        for row in over[:KEPT_ENDS]:
+            if row.snapshot_id or row.image_id:  # whoever waits for it is still to be told
+                await self._records.put_build(replace(row, image_id=None, snapshot_id=None))
+        for row in over[KEPT_ENDS:]:
+            await self._records.drop_build(row.id)
+            await asyncio.to_thread(self._log(row.id).unlink, True)
         await self._records.steps.trim(KEPT_STEPS)
         self._workshop.tidy()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import uuid
-from dataclasses import replace
 from datetime import UTC, datetime
 
 from pydantic import TypeAdapter
@@ -23,14 +22,8 @@ async def name_image(records: Records, image_id: str, name: str) -> BuildRow:
     Raises UserError for a name that cannot be.
     """
     asked = check(name)
-    now = datetime.now(UTC)
-    found = await records.template(asked.name)
-    template = found or TemplateRow(new_id(), (asked.name,), {}, now)
-    build = BuildRow(str(uuid.uuid4()), template.id, image_id, now)
-    await records.put_template(template)  # the build refers to it
-    await records.put_build(build)
-    await records.put_template(replace(template, tags={**template.tags, asked.tag: build.id}))
-    return build
+    build = BuildRow(str(uuid.uuid4()), new_id(), image_id, datetime.now(UTC))
+    return await records.add_build(build, asked.name, (asked.tag,))
 
 
 async def find_build(records: Records, key: str) -> tuple[TemplateRow, BuildRow] | None:
@@ -42,6 +35,11 @@ async def find_build(records: Records, key: str) -> tuple[TemplateRow, BuildRow]
     build_id = template.tags.get(tag or DEFAULT_TAG)
     build = await records.build(build_id) if build_id else None
     return (template, build) if build else None
+
+
+def is_image(build: BuildRow) -> bool:
+    """Whether it is an image under a name, and was not built or saved."""
+    return build.snapshot_id is None and build.image_id is not None
 
 
 def called(template: TemplateRow) -> str:

@@ -72,6 +72,26 @@ async def test_templates_have_unique_names_and_tags(records):
     assert await records.template("alias") is None and await records.templates() == [renamed]
 
 
+async def test_builds_of_one_name_are_one_templates_though_it_goes_meanwhile(records):
+    await records.put_image(image())
+
+    async def add(number):
+        build = BuildRow(f"b{number}", f"t{number}", "img", NOW)
+        return await records.add_build(build, "base", ("default",))
+
+    async def drop():
+        if found := await records.template("base"):
+            await records.drop_template(found.id)
+
+    await asyncio.gather(*(work for number in range(8) for work in (add(number), drop())))
+    last = await add(8)
+    template = await records.template("base")
+    assert template.id == last.template_id and template.tags == {"default": "b8"}
+    assert await records.build("b8") == last
+    nameless = await records.add_build(BuildRow("n", "tn", "img", NOW), None, ("default",))
+    assert (await records.template("tn")).tags == {"default": nameless.id}
+
+
 async def test_dropping_a_template_drops_its_builds(records):
     await records.put_image(image())
     await records.put_template(TemplateRow("tpl", ("base",), {"default": "b"}, NOW))

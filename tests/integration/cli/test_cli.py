@@ -136,7 +136,8 @@ def test_a_terminal_gets_tables_and_sentences(home, layout):
 
 @pytest.mark.parametrize("words", [(verb,) for verb in VERBS if verb not in ("image", "store")] + [
     ("image", verb) for verb in ("pull", "ls", "inspect", "verify", "rm")
-] + [("store", verb) for verb in ("stats", "verify", "gc")])  # fmt: skip
+] + [("store", verb) for verb in ("stats", "verify", "gc")] + [("template", "build")])  # fmt: skip
 def test_every_help_has_an_example(words):
-    text = subprocess.run([*AENV, *words, "--help"], capture_output=True, text=True).stdout
-    assert "Usage:" in text and "Example" in text
+    done = subprocess.run([*AENV, *words, "--help"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "Usage:" in done.stdout and "Example" in done.stdout

@@ -99,6 +99,15 @@ def test_a_whole_pause_can_be_booted_from_its_disk(guest):
     assert guest.sh("cat /srv/file") == "changed"
 
 
+def test_a_guest_that_stopped_all_its_processes_is_reached_again(guest):
+    """Root's `kill -STOP -1` takes the agent, too."""
+    guest.sh("kill -STOP -1")
+    guest.pause()
+    guest.resume()
+    guest.sh("kill -CONT -1")
+    guest.counts_on()
+
+
 @pytest.mark.parametrize("rounds", [6, pytest.param(50, marks=pytest.mark.full)])
 def test_rounds_of_random_writing_lose_nothing(guest, rounds):
     """Each round writes files and memory at random places; all of it is there after each."""

@@ -237,6 +237,12 @@ async def test_versions_may_be_told_on_the_error_output():
     assert found.numbers == (1, 47, 0)
 
 
+async def test_a_version_of_a_day_is_told_whole():
+    call = answering({"/usr/bin/runsc": Completed(0, b"runsc version 0.0~20240729.0\n", b"")})
+    found = await probe.read_version(Path("/usr/bin/runsc"), call=call)
+    assert found.version == "0.0~20240729.0"
+
+
 async def test_a_tool_that_does_not_answer_has_no_version():
     async def never(argv):
         raise TimeoutError

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentenv.errors import InfraError
+from agentenv.node import warm
 from agentenv.node.warm import IDLE, WINDOW, WarmPool, wanted
 from agentenv.sandbox.ground import Seat, Shape
 
@@ -52,6 +53,8 @@ class World:
         return seat
 
     async def drop(self, seat):
+        if seat.machine in self.fails:
+            raise InfraError("the supervisor does not answer")
         del self.alive[seat.machine]
 
 
@@ -87,6 +90,24 @@ async def test_one_that_died_is_not_handed_out():
     assert dead.machine not in world.alive
     await pool.close()
     assert not world.alive
+
+
+async def test_one_that_cannot_be_taken_away_now_is_taken_later(monkeypatch):
+    world = World()
+    pool = WarmPool(world.start, world.drop, 4)
+    pool.take(SMALL)
+    await settle(pool, 1)
+    (name,) = world.alive
+    world.fails.add(name)
+    monkeypatch.setattr(warm, "wanted", lambda *_: 0)
+    pool.refill()
+    await asyncio.sleep(0.01)
+    assert pool.ready == 1 and name in world.alive
+    world.fails.clear()
+    pool.refill()
+    await settle(pool, 0)
+    assert not world.alive
+    await pool.close()
 
 
 async def test_a_node_that_has_no_room_goes_on_without():

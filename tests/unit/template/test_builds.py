@@ -11,6 +11,7 @@ from tests.building import building
 from agentenv.errors import Conflict, InfraError, NotFound, UserError
 from agentenv.image.credentials import Credentials
 from agentenv.template import build as building_module
+from agentenv.template import builds as builds_module
 from agentenv.template.recipe import Base, Kind, Origin, Recipe, Stage, Step
 
 IMAGE = Base(Origin.IMAGE, "debian:12")
@@ -271,13 +272,23 @@ async def test_tags_move_when_a_build_is_ready_and_what_nothing_means_goes(site)
     failed = await site.build(recipe(run("fail 1")))
     tags = (await site.records.template("made")).tags
     assert tags == {"v1": row.id, "latest": row.id, "default": plain.id}
-    newer = await site.build(recipe(run("touch /c")))
-    wanted = {row.id, newer.id, failed.id}
-    while {each.id for each in await site.records.builds(template.id)} != wanted:
+    await site.build(recipe(run("touch /c")))
+    while (await site.records.build(plain.id)).snapshot_id is not None:
         await asyncio.sleep(0.01)
+    assert (await site.builds.find(template.id, plain.id)).status == "ready"  # for who waits for it
+    assert (await site.records.build(row.id)).snapshot_id is not None
+    assert (await site.records.build(failed.id)).status == "error"
     for bad in ("no name", "a/b/c", "x:" + row.id):
         with pytest.raises(UserError):
             await site.builds.request(bad, (), {})
+
+
+async def test_of_old_builds_only_some_are_told(site, monkeypatch):
+    monkeypatch.setattr(builds_module, "KEPT_ENDS", 2)
+    rows = [await site.build(recipe(run(f"touch /{number}"))) for number in range(5)]
+    while len(left := await site.records.builds(rows[0].template_id)) != 3:
+        await asyncio.sleep(0.01)
+    assert [each.id for each in left] == [each.id for each in reversed(rows[2:])]
 
 
 async def test_tidying_spares_a_build_that_gets_ready_meanwhile(site, monkeypatch):

@@ -8,6 +8,7 @@ runsc reads of it what it knows of. So it is whole by itself, and the record of 
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import shlex
@@ -19,7 +20,7 @@ from pathlib import Path
 
 from agentenv.engine.contract import MachineSpec, Saved, SavedPages, SavePlan, Suspended
 from agentenv.engine.gvisor.bundle import RunFiles, apart, hidden_sysctls, runsc
-from agentenv.errors import InfraError, faults
+from agentenv.errors import InfraError, fault, faults
 from agentenv.host.process import ProcessFailed, run
 
 DEADLINE = 300.0  # seconds; 50 MB take 60 ms
@@ -66,9 +67,7 @@ async def save(program: Path, spec: MachineSpec, plan: SavePlan, key: str) -> Sa
         try:
             await run((*argv, spec.sandbox_id), timeout=DEADLINE)
         except (ProcessFailed, TimeoutError) as error:
-            raise InfraError(
-                "the sandbox could not be saved", why=str(error), code="save_failed"
-            ) from error
+            raise _unsaved(error) from error
         saved = time.monotonic()
         kept, pages = await asyncio.to_thread(_join, folder, plan.memory, key)
     finally:
@@ -83,6 +82,13 @@ async def save(program: Path, spec: MachineSpec, plan: SavePlan, key: str) -> Sa
         return SavedPages(_RUN.pack(0, pages, 0), pages * PAGE)
 
     return Saved(kept.pack(), write, phases)
+
+
+def _unsaved(error: Exception) -> InfraError:
+    what = "the sandbox could not be saved"
+    if os.strerror(errno.ENOSPC).lower() in str(error).lower():
+        return fault(what, OSError(errno.ENOSPC, str(error)))
+    return InfraError(what, why=str(error), code="save_failed")
 
 
 def _emptied(folder: Path) -> None:

@@ -11,10 +11,11 @@ import contextlib
 import json
 import secrets
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+from agentenv.concurrency import Tasks
 from agentenv.engine.contract import Attachment
 from agentenv.engine.control import LineControl
 from agentenv.errors import GuestError, faults
@@ -49,25 +50,43 @@ class Keys:
 
 
 class TcpControl:
-    """Implements ``ControlChannel``; ``ended`` says that no agent will answer any more."""
+    """Implements ``ControlChannel``; after what ``end`` waits for no agent will answer."""
 
-    def __init__(self, network: Attachment, keys: Keys, ended: Callable[[], bool]) -> None:
-        self._network, self._keys, self._ended = network, keys, ended
+    def __init__(
+        self, network: Attachment, keys: Keys, end: Callable[[], Coroutine[Any, Any, object]]
+    ) -> None:
+        self._network, self._keys, self._end = network, keys, end
         self._line: LineControl | None = None
         self._opening = asyncio.Lock()
 
     async def call(self, op: str, args: dict[str, Any] | None = None, *, timeout: float) -> Any:
         try:
             async with asyncio.timeout(timeout):
-                line = await self._connected()
-                if op == "init":
-                    return await self._initialise(line, args or {}, timeout)
-                return await line.call(op, args, timeout=timeout)
+                return await self._unless_ended(self._asked(op, args, timeout))
         except TimeoutError:
             raise GuestError(
                 f"the guest's agent did not answer {op!r} within {timeout:g} s",
                 code="guest_unresponsive",
             ) from None
+
+    async def _asked(self, op: str, args: dict[str, Any] | None, timeout: float) -> Any:
+        line = await self._connected()
+        if op == "init":
+            return await self._initialise(line, args or {}, timeout)
+        return await line.call(op, args, timeout=timeout)
+
+    async def _unless_ended(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """Its namespace goes with a sandbox that died: no packet would tell of that."""
+        tasks = Tasks()
+        answered = tasks.start(work, "word with the agent", awaited=True)
+        ended = tasks.start(self._end(), "the end")
+        try:
+            await asyncio.wait((answered, ended), return_when=asyncio.FIRST_COMPLETED)
+            if not answered.done():
+                raise GuestError("the sandbox has ended", code="guest_unresponsive")
+            return answered.result()
+        finally:
+            await tasks.close()
 
     async def close(self) -> None:
         if self._line is not None:
@@ -91,8 +110,6 @@ class TcpControl:
 
     async def _open(self) -> LineControl | None:
         """A connection that the agent accepted; None if it does not listen yet."""
-        if self._ended():
-            raise GuestError("the sandbox has ended", code="guest_unresponsive")
         for key in self._keys.read():
             try:
                 connected = await self._connect()

@@ -44,7 +44,7 @@ class GvisorMachine(ProcessMachine):
             network = self._spec.network
             if network is None:
                 raise InfraError("a gVisor sandbox without a network cannot be reached")
-            self._control = TcpControl(network, self.keys, lambda: self.ended)
+            self._control = TcpControl(network, self.keys, self.wait)
         return self._control
 
     async def proceed(self) -> bool:

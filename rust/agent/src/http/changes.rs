@@ -22,7 +22,7 @@ pub async fn get(agent: &Agent, request: &Request<Incoming>) -> Answer {
     let Layers { disk, image } = match agent.layers() {
         Ok(layers) => layers,
         Err(_) => {
-            let why = "this sandbox's engine does not keep apart what has changed (gVisor)";
+            let why = "gVisor does not keep apart what has changed: start it with the engine qemu";
             return error(StatusCode::NOT_IMPLEMENTED, why);
         }
     };

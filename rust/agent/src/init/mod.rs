@@ -90,12 +90,17 @@ fn copy(kept: &state::Kept) -> io::Result<state::Kept> {
 
 /// The agent's exit code; None: a signal ended it.
 fn reap_until(agent: libc::pid_t) -> Option<libc::c_int> {
-    while let Ok((pid, code)) = sys::wait_any() {
-        if pid == agent {
-            return code;
+    loop {
+        match sys::wait_any() {
+            Ok((pid, sys::Turn::Ended(code))) if pid == agent => return code,
+            // Somebody's `kill -STOP -1`, which nobody could take back without us.
+            Ok((pid, sys::Turn::Stopped)) if pid == agent => {
+                let _ = sys::kill(agent, libc::SIGCONT);
+            }
+            Ok(_) => {}
+            Err(_) => return None,
         }
     }
-    None
 }
 
 fn give_up(message: &str) -> ! {

@@ -77,15 +77,24 @@ pub fn fork() -> io::Result<Option<libc::pid_t>> {
     Ok((pid != 0).then_some(pid))
 }
 
-/// Wait for any child to end; its pid and exit code, None if a signal ended it.
-pub fn wait_any() -> io::Result<(libc::pid_t, Option<libc::c_int>)> {
+/// What became of a child.
+pub enum Turn {
+    Stopped,
+    /// Its exit code; None if a signal ended it.
+    Ended(Option<libc::c_int>),
+}
+
+/// Wait for any child to end or to be stopped.
+pub fn wait_any() -> io::Result<(libc::pid_t, Turn)> {
     let mut status = 0;
     // SAFETY: `status` is ours to be filled.
-    let pid = checked(unsafe { libc::waitpid(-1, &mut status, 0) })?;
-    Ok((
-        pid,
-        libc::WIFEXITED(status).then(|| libc::WEXITSTATUS(status)),
-    ))
+    let pid = checked(unsafe { libc::waitpid(-1, &mut status, libc::WUNTRACED) })?;
+    let turn = if libc::WIFSTOPPED(status) {
+        Turn::Stopped
+    } else {
+        Turn::Ended(libc::WIFEXITED(status).then(|| libc::WEXITSTATUS(status)))
+    };
+    Ok((pid, turn))
 }
 
 /// Become the program at `path` with these words and our environment; returns only to say why not.

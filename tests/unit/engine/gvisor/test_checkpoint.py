@@ -26,6 +26,14 @@ def test_three_files_become_one_and_three_again(tmp_path):
     assert (run / "image/pages.img").read_bytes().startswith(contents["pages.img"])
 
 
+@pytest.mark.parametrize(
+    ("said", "code"),
+    [("write pages.img: no space left on device", "disk_full"), ("urpc failed", "save_failed")],
+)
+def test_a_full_disk_is_told_from_a_failure(said, code):
+    assert checkpoint._unsaved(RuntimeError(said)).code == code
+
+
 @pytest.mark.parametrize("state", [b"", b"{}", b'{"key": 1, "state": [1], "places": []}'])
 def test_a_damaged_record_is_told(state):
     with pytest.raises(InfraError) as caught:
