@@ -136,10 +136,6 @@ HOMES: dict[str, tuple[str, str]] = {
         "tests/integration/cli/test_running.py",
         "needs a machine: tested through the whole",
     ),
-    "engine/gvisor/control.py": (
-        "tests/integration/gvisor/test_sandboxes.py",
-        "needs a sandbox: tested through the whole",
-    ),
     "engine/gvisor/engine.py": (
         "tests/integration/gvisor/test_sandboxes.py",
         "needs a sandbox: tested through the whole",

@@ -141,12 +141,12 @@ def test_it_is_found_by_the_path_of_the_request(agent, tmp_path):
         tool.chmod(mode)
     path = f"/nonexistent:{tmp_path}/refused:{tmp_path}"
 
-    def tool(path):
+    def use(path):
         process = {"cmd": "tool", "args": ["a b", "c"], "envs": {"PATH": path}}
         return agent.stream("process.Process/Start", {"process": process})
 
-    assert output(tool(path)).decode() == f"{tmp_path}/tool a b c\n"
-    (only,) = tool(f"{tmp_path}/refused:/nonexistent")
+    assert output(use(path)).decode() == f"{tmp_path}/tool a b c\n"
+    (only,) = use(f"{tmp_path}/refused:/nonexistent")
     assert "Permission denied" in only["end"]["error"]["message"]
 
 

@@ -30,7 +30,8 @@ def test_so_is_the_engine():
     with pytest.raises(UserError) as caught:
         made_by(SAVED, "qemu")
     assert caught.value.code == "fixed_by_template"
-    assert "build the template with the engine qemu" in caught.value.fix
+    assert "with the engine qemu" in caught.value.fix
+    assert "aenv template init --engine qemu" in caught.value.fix
 
 
 def test_a_request_adds_to_an_images_variables():
