@@ -177,6 +177,7 @@ impl Agent {
 
 /// Run the agent; returns only when its runtime cannot go on.
 pub fn serve(listen: SocketAddr, port: Option<control::Port>, mut kept: Option<Kept>) {
+    sys::child::ignore_nothing();
     sys::block_sigio();
     sys::raise_file_limit();
     let memory = kept.as_mut().map(|kept| &mut kept.memory);

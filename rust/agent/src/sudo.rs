@@ -1,23 +1,23 @@
 //! `sudo` in a sandbox whose kernel ignores set-user-id bits: ours stands before the image's own in
 //! PATH and asks us; we run the image's as root for users who need no password for anything.
 
-use std::ffi::OsString;
+use std::ffi::CString;
 use std::fs;
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::linux::net::SocketAddrExt;
-use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
-use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Command, ExitStatus};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use agentenv_wire::sudo::{Call, ADDRESS, MAX_CALL, REAL};
 
 use crate::sys;
+use crate::sys::child::{Identity, Program};
 use crate::users::Database;
 
 const OURS: &str = "/usr/local/bin/sudo";
@@ -82,18 +82,17 @@ fn run(stream: &UnixStream) -> io::Result<i32> {
         let _ = writeln!(&said, "sudo: a password is required: {why}");
         return Ok(1);
     }
-    let mut child = match start(call, [input, output, errors]) {
-        Ok(child) => child,
+    let leader = match start(call, [input, output, errors]) {
+        Ok(leader) => leader,
         Err(error) => {
             let _ = writeln!(&said, "sudo: {error}");
             return Ok(1);
         }
     };
-    let leader = child.id() as libc::pid_t;
     let (watched, ended) = (stream.try_clone()?, Arc::new(AtomicBool::new(false)));
     let over = Arc::clone(&ended);
     std::thread::spawn(move || pass_on(&watched, leader, &over));
-    let status = child.wait();
+    let status = sys::child::wait(leader);
     ended.store(true, Ordering::SeqCst);
     status.map(code_of)
 }
@@ -122,33 +121,31 @@ fn allows_all(listed: &str) -> bool {
         .any(|line| line.trim_end().ends_with("NOPASSWD: ALL"))
 }
 
-fn start(call: Call, [input, output, errors]: [OwnedFd; 3]) -> io::Result<Child> {
-    let folder = std::ffi::CString::new(call.folder).map_err(|_| io::ErrorKind::InvalidInput)?;
-    let mut command = Command::new(REAL);
-    command
-        .args(call.arguments.into_iter().map(OsString::from_vec))
-        .env_clear()
-        .envs(call.environment.into_iter().filter_map(pair))
-        .stdin(Stdio::from(input))
-        .stdout(Stdio::from(output))
-        .stderr(Stdio::from(errors));
-    let umask = call.umask;
-    let become_root = move || {
-        sys::set_umask(umask);
-        sys::become_user(0, 0, &[0], &folder)
-    };
-    // SAFETY: the closure makes only async-signal-safe system calls on data made before the fork.
-    unsafe { command.pre_exec(become_root) };
-    command.spawn()
+fn start(call: Call, streams: [OwnedFd; 3]) -> io::Result<libc::pid_t> {
+    let text = |bytes: Vec<u8>| CString::new(bytes).map_err(|_| io::ErrorKind::InvalidInput);
+    let words = std::iter::once(REAL.as_bytes().to_vec()).chain(call.arguments);
+    let environment = call.environment.into_iter().filter(|pair| names(pair));
+    Program {
+        paths: vec![text(REAL.into())?],
+        words: words.map(text).collect::<Result<_, _>>()?,
+        env: environment.map(text).collect::<Result<_, _>>()?,
+        streams,
+        terminal: false,
+        group: None,
+        umask: Some(call.umask),
+        identity: Identity {
+            uid: 0,
+            gid: 0,
+            groups: vec![0],
+            cwd: text(call.folder)?,
+        },
+    }
+    .start()
 }
 
-fn pair(text: Vec<u8>) -> Option<(OsString, OsString)> {
-    let at = text
-        .iter()
-        .position(|byte| *byte == b'=')
-        .filter(|at| *at > 0)?;
-    let name = OsString::from_vec(text[..at].to_vec());
-    Some((name, OsString::from_vec(text[at + 1..].to_vec())))
+/// Whether it is a variable, which has a name.
+fn names(pair: &[u8]) -> bool {
+    pair.iter().position(|byte| *byte == b'=') > Some(0)
 }
 
 /// The caller's signals to the command's group; one who is gone hangs up. What the command leaves
@@ -189,9 +186,8 @@ mod tests {
 
     #[test]
     fn a_variable_has_a_name() {
-        let read = |text: &str| pair(text.as_bytes().to_vec());
-        assert_eq!(read("A=b=c"), Some(("A".into(), "b=c".into())));
-        assert_eq!(read("=x"), None);
-        assert_eq!(read("x"), None);
+        assert!(names(b"A=b=c"));
+        assert!(!names(b"=x"));
+        assert!(!names(b"x"));
     }
 }

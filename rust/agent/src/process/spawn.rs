@@ -3,19 +3,20 @@
 use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
-use std::process::{ExitStatus, Stdio};
+use std::process::ExitStatus;
 use std::sync::{Arc, Mutex};
 
 use tokio::net::unix::pipe;
-use tokio::process::{Child, Command};
+use tokio::signal::unix::{signal, Signal, SignalKind};
 use tokio::sync::{mpsc, watch, Mutex as AsyncMutex};
 
 use super::group::{self, Group};
 use super::{output, Config, End, Event, Process, Size, Stream, Terminal, END_KEPT};
 use crate::state::Agent;
+use crate::sys::child::{Identity, Program};
 use crate::users::User;
 use crate::{sudo, sys};
 
@@ -54,18 +55,20 @@ pub fn start(
         sudo::place(); // it may have been installed since
     }
     let group = Group::create(agent);
-    let mut command = command(agent, &config, user, group.entry())?;
-    let ends = match streams {
-        Streams::Pipes { stdin } => pipes(&mut command, stdin),
-        Streams::Terminal(size) => terminal(&mut command, size, user),
+    let (ends, streams) = match streams {
+        Streams::Pipes { stdin } => pipes(stdin),
+        Streams::Terminal(size) => terminal(size, user),
     }
     .map_err(ours)?;
-    let child = command
-        .spawn()
+    // Asked for before a child can end.
+    let children = signal(SignalKind::child()).map_err(ours)?;
+    let program = program(agent, &config, user, streams, &ends, &group)?;
+    let pid = program
+        .start()
         .map_err(|error| refused(&config.cmd, &error))?;
-    drop(command); // with the process's ends, or a terminal would never be hung up
+    drop(program); // with the process's ends, or a terminal would never be hung up
     let process = Arc::new(Process {
-        pid: child.id().unwrap_or(0),
+        pid: pid.unsigned_abs(),
         tag,
         config,
         stdin: AsyncMutex::new(ends.stdin),
@@ -79,51 +82,45 @@ pub fn start(
     tokio::spawn(follow(
         Arc::clone(agent),
         Arc::clone(&process),
-        child,
+        children,
         ends.output,
     ));
     Ok((process, events))
 }
 
-fn pipes(command: &mut Command, with_stdin: bool) -> io::Result<Ends> {
+fn pipes(with_stdin: bool) -> io::Result<(Ends, [OwnedFd; 3])> {
     let (out_read, out_write) = sys::pipe()?;
     let (err_read, err_write) = sys::pipe()?;
     let (stdin, stdin_write) = stdin_pipe(with_stdin)?;
-    command.stdin(stdin).stdout(out_write).stderr(err_write);
-    Ok(Ends {
+    let ends = Ends {
         stdin: stdin_write,
         output: vec![
             (Stream::Stdout, pipe::Receiver::from_owned_fd(out_read)?),
             (Stream::Stderr, pipe::Receiver::from_owned_fd(err_read)?),
         ],
         terminal: None,
-    })
+    };
+    Ok((ends, [stdin, out_write, err_write]))
 }
 
-fn terminal(command: &mut Command, size: Size, user: &User) -> io::Result<Ends> {
+fn terminal(size: Size, user: &User) -> io::Result<(Ends, [OwnedFd; 3])> {
     let (terminal, theirs) = Terminal::open(size)?;
-    let theirs = std::fs::File::from(theirs);
     // So that the user may open it by name, as `tty` and `ssh` do.
     let _ = std::os::unix::fs::fchown(&theirs, Some(user.uid), None);
-    command
-        .stdin(theirs.try_clone()?)
-        .stdout(theirs.try_clone()?)
-        .stderr(theirs);
-    // SAFETY: one system call that takes numbers; it runs after `become_user` made the session.
-    unsafe { command.pre_exec(sys::take_terminal) };
-    Ok(Ends {
+    let ends = Ends {
         stdin: None,
         output: Vec::new(),
         terminal: Some(terminal),
-    })
+    };
+    Ok((ends, [theirs.try_clone()?, theirs.try_clone()?, theirs]))
 }
 
-fn stdin_pipe(wanted: bool) -> io::Result<(Stdio, Option<pipe::Sender>)> {
+fn stdin_pipe(wanted: bool) -> io::Result<(OwnedFd, Option<pipe::Sender>)> {
     if !wanted {
-        return Ok((Stdio::null(), None));
+        return Ok((std::fs::File::open("/dev/null")?.into(), None));
     }
     let (read, write) = sys::pipe()?;
-    Ok((read.into(), Some(pipe::Sender::from_owned_fd(write)?)))
+    Ok((read, Some(pipe::Sender::from_owned_fd(write)?)))
 }
 
 fn refused(cmd: &str, error: &io::Error) -> StartError {
@@ -136,41 +133,61 @@ fn refused(cmd: &str, error: &io::Error) -> StartError {
     }
 }
 
-fn command(
+fn program(
     agent: &Agent,
     config: &Config,
     user: &User,
-    group: Option<OwnedFd>,
-) -> Result<Command, StartError> {
-    let cwd = working_folder(agent, config, user)?;
-    let cwd = CString::new(cwd).map_err(|_| StartError::Invalid("cwd holds a NUL".to_owned()))?;
-    if std::iter::once(&config.cmd)
-        .chain(&config.args)
-        .any(|word| word.contains('\0'))
-    {
-        return Err(StartError::Invalid("an argument holds a NUL".to_owned()));
-    }
-    let mut command = Command::new(program(&config.cmd));
-    command
-        .args(&config.args)
-        .env_clear()
-        .envs(environment(agent, config, user));
-    let (uid, gid, groups) = (user.uid, user.gid, user.groups.clone());
-    let become_user = move || {
-        if let Some(group) = &group {
-            sys::join_cgroup(group.as_raw_fd())?;
-        }
-        sys::become_user(uid, gid, &groups, &cwd)
+    streams: [OwnedFd; 3],
+    ends: &Ends,
+    group: &Group,
+) -> Result<Program, StartError> {
+    let text = |what: &str, text: String| {
+        CString::new(text).map_err(|_| StartError::Invalid(format!("{what} holds a NUL")))
     };
-    // SAFETY: the closure makes only async-signal-safe system calls on data made before the fork.
-    unsafe { command.pre_exec(become_user) };
-    Ok(command)
+    let env = environment(agent, config, user);
+    let name = usable(&config.cmd);
+    let words = std::iter::once(name.to_owned()).chain(config.args.clone());
+    let variables = env.iter().map(|(name, value)| format!("{name}={value}"));
+    Ok(Program {
+        paths: paths(name, &env["PATH"])
+            .map(|path| text("the command", path))
+            .collect::<Result<_, _>>()?,
+        words: words
+            .map(|word| text("an argument", word))
+            .collect::<Result<_, _>>()?,
+        env: variables
+            .map(|pair| text("a variable", pair))
+            .collect::<Result<_, _>>()?,
+        streams,
+        terminal: ends.terminal.is_some(),
+        group: group.entry(),
+        umask: None,
+        identity: Identity {
+            uid: user.uid,
+            gid: user.gid,
+            groups: user.groups.clone(),
+            cwd: text("cwd", working_folder(agent, config, user)?)?,
+        },
+    })
+}
+
+/// Where a program of that name may be, as execvp(3) looks.
+fn paths<'a>(name: &'a str, path: &'a str) -> impl Iterator<Item = String> + 'a {
+    let folders = if name.is_empty() || name.contains('/') {
+        ""
+    } else {
+        path
+    };
+    folders.split(':').map(move |folder| match folder {
+        "" => name.to_owned(),
+        folder => format!("{folder}/{name}"),
+    })
 }
 
 /// The SDKs always run `/bin/bash -l -c`; an image without bash gets its /bin/sh, which knows both.
-fn program(cmd: &str) -> &str {
-    let usable = |path: &str| Path::new(path).exists();
-    if cmd == "/bin/bash" && !usable(cmd) && usable("/bin/sh") {
+fn usable(cmd: &str) -> &str {
+    let exists = |path: &str| Path::new(path).exists();
+    if cmd == "/bin/bash" && !exists(cmd) && exists("/bin/sh") {
         "/bin/sh"
     } else {
         cmd
@@ -221,7 +238,7 @@ fn environment(agent: &Agent, config: &Config, user: &User) -> BTreeMap<String, 
 async fn follow(
     agent: Arc<Agent>,
     process: Arc<Process>,
-    mut child: Child,
+    mut children: Signal,
     output: Vec<(Stream, pipe::Receiver)>,
 ) {
     let (has_ended, ended) = watch::channel(false);
@@ -238,7 +255,7 @@ async fn follow(
             process, terminal, ended,
         )));
     }
-    let status = child.wait().await;
+    let status = end_of(&process, &mut children).await;
     let _ = has_ended.send(true);
     for pump in pumps {
         let _ = pump.await;
@@ -255,6 +272,15 @@ async fn follow(
         .clear();
     tokio::time::sleep(END_KEPT).await;
     agent.processes.remove(&process);
+}
+
+async fn end_of(process: &Process, children: &mut Signal) -> io::Result<ExitStatus> {
+    loop {
+        if let Some(status) = sys::child::try_wait(process.pid as libc::pid_t)? {
+            return Ok(status);
+        }
+        children.recv().await;
+    }
 }
 
 fn describe(status: io::Result<ExitStatus>, out_of_memory: bool) -> End {

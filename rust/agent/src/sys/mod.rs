@@ -1,6 +1,7 @@
 //! System calls that the standard library has no face for, each in a safe function.
 
 mod attributes;
+pub mod child;
 pub mod epoll;
 mod netlink;
 mod rights;
@@ -277,13 +278,6 @@ pub fn end_of_file_key(terminal: RawFd) -> io::Result<Option<u8>> {
     Ok(by_lines.then_some(modes.c_cc[libc::VEOF]))
 }
 
-/// Make the terminal on standard input the controlling one of this (new) session.
-/// Async-signal-safe.
-pub fn take_terminal() -> io::Result<()> {
-    // SAFETY: TIOCSCTTY takes a number.
-    checked(unsafe { libc::ioctl(0, libc::TIOCSCTTY as _, 0) }).map(drop)
-}
-
 /// A new inotify instance, non-blocking and closed on exec.
 pub fn inotify() -> io::Result<OwnedFd> {
     // SAFETY: takes flags; the result is a new descriptor that nobody else owns.
@@ -371,7 +365,7 @@ pub fn wait_sigio() {
 }
 
 /// As many descriptors as we may have: deep trees are removed with one open folder a level.
-/// Processes of users get the usual `soft` limit back, see `become_user`.
+/// Processes of users get the usual `soft` limit back, see `child`.
 pub fn raise_file_limit() {
     if set_file_limit(FILES_HARD, FILES_HARD).is_err() {
         let mut limit = std::mem::MaybeUninit::<libc::rlimit>::zeroed();
@@ -395,51 +389,4 @@ fn set_file_limit(soft: libc::rlim_t, hard: libc::rlim_t) -> io::Result<()> {
     };
     // SAFETY: `limit` is a valid rlimit; the call is async-signal-safe.
     checked(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) }).map(drop)
-}
-
-/// Move the calling process into the cgroup whose `cgroup.procs` is open at `procs`.
-/// Async-signal-safe.
-pub fn join_cgroup(procs: RawFd) -> io::Result<()> {
-    // SAFETY: the descriptor is open, pointer and length describe one static byte.
-    checked(unsafe { libc::write(procs, c"0".as_ptr().cast(), 1) } as libc::c_int).map(drop)
-}
-
-/// Async-signal-safe.
-pub fn set_umask(mask: u32) {
-    // SAFETY: takes a number.
-    unsafe { libc::umask(mask) };
-}
-
-/// Nothing blocked, nothing ignored, whatever our parent and we have. Async-signal-safe.
-fn default_signals() {
-    // SAFETY: only system calls with numbers and a set that is initialised by sigemptyset.
-    unsafe {
-        for number in 1..=libc::SIGRTMAX() {
-            libc::signal(number, libc::SIG_DFL); // refused for SIGKILL and SIGSTOP
-        }
-        let mut set = std::mem::zeroed();
-        libc::sigemptyset(&mut set);
-        libc::sigprocmask(libc::SIG_SETMASK, &set, std::ptr::null_mut());
-    }
-}
-
-/// What a child does before exec: session of its own, identity, folder. Async-signal-safe.
-pub fn become_user(uid: u32, gid: u32, groups: &[u32], cwd: &CString) -> io::Result<()> {
-    // SAFETY: only system calls on data that was made before the fork.
-    unsafe {
-        libc::setsid();
-        default_signals();
-        let _ = set_file_limit(FILES_SOFT, FILES_HARD);
-        let score = libc::open(c"/proc/self/oom_score_adj".as_ptr(), libc::O_WRONLY);
-        if score >= 0 {
-            libc::write(score, b"0".as_ptr().cast(), 1);
-            libc::close(score);
-        }
-        if libc::geteuid() == 0 {
-            checked(libc::setgroups(groups.len(), groups.as_ptr()))?;
-            checked(libc::setgid(gid))?;
-            checked(libc::setuid(uid))?;
-        }
-        checked(libc::chdir(cwd.as_ptr())).map(drop)
-    }
 }
