@@ -1,6 +1,6 @@
 //! Programs started without a copy of this one: until its exec the child borrows our memory while we
 //! wait, as posix_spawn(3) has it, which knows neither identities nor terminals. A fork costs page
-//! faults on both sides, in gVisor half of what a short command takes (decision 071).
+//! faults on both sides, in gVisor half of what a short command takes (decision 011).
 
 use std::ffi::{CStr, CString};
 use std::io;
@@ -17,7 +17,7 @@ const SHELL: &CStr = c"/bin/sh";
 /// What this program handles or ignores: the standard library, and its runtime for children.
 const HANDLED: [libc::c_int; 4] = [libc::SIGPIPE, libc::SIGSEGV, libc::SIGBUS, libc::SIGCHLD];
 
-/// A program to start. Of ``paths`` the first that can be executed is taken.
+/// A program to start. Of `paths` the first that can be executed is taken.
 pub struct Program {
     pub paths: Vec<CString>,
     pub words: Vec<CString>,
@@ -173,7 +173,8 @@ fn execute(task: &mut Task) -> io::Error {
 }
 
 /// What a child does before exec: limits, identity, folder. Async-signal-safe, for this thread alone:
-/// glibc's own setuid(2) would have all threads follow.
+/// glibc's own setuid(2) would have all threads follow. With the identity the kernel takes from the
+/// new user what would let it trace our memory (`suid_dumpable`).
 fn become_user(identity: &Identity) -> io::Result<()> {
     let _ = set_file_limit(FILES_SOFT, FILES_HARD);
     // SAFETY: only system calls, on data that was made before the child.
