@@ -6,14 +6,13 @@ import statistics
 import subprocess
 import time
 from collections import defaultdict
-from pathlib import Path
 
 from tests.server import TestServer
 
 from agentenv.config import load
 from agentenv.engine.qemu.argv import TCG_KERNEL
 from agentenv.host.tools import Tools
-from benchmarks.machine import heading, row
+from benchmarks.machine import heading, pss_of, row
 
 ROUNDS = 5
 FLOORS = {
@@ -82,8 +81,6 @@ def _memory(server: TestServer, sandbox_id: str) -> None:
     )
     text = server.cli("exec", sandbox_id, "-u", "root", "--", "sh", "-c", script, check=True).stdout
     pid = server.inspect(sandbox_id)["objects"]["pid"]
-    rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
-    pss = next(int(x.split()[1]) for x in rollup.splitlines() if x.startswith("Pss:"))
     agents = [int(line.split()[1]) for line in text.decode().splitlines() if "VmRSS" in line]
     print(f"agent memory: {sum(agents)} kB resident (init and agent); "
-          f"QEMU with an idle guest of 512 MiB: {pss // 1024} MiB Pss on the host\n")  # fmt: skip
+          f"QEMU with an idle guest of 512 MiB: {pss_of([pid]):.0f} MiB Pss on the host\n")  # fmt: skip

@@ -48,8 +48,8 @@ def root(parent: Path) -> Iterator[Path]:
         suite, _, packages = BASE_IMAGE.partition(":")[2].partition("+")
         tar = folder / "root.tar"
         _run("mmdebstrap", "--quiet", "--variant=minbase", f"--include={packages}", suite, tar)
-        (folder / "root").mkdir()
-        _run("tar", "-C", folder / "root", "-xpf", tar)
+        (folder / "tree").mkdir()
+        _run("tar", "-C", folder / "tree", "-xpf", tar)
         yield folder
     finally:
         shutil.rmtree(folder)
@@ -57,16 +57,16 @@ def root(parent: Path) -> Iterator[Path]:
 
 def native(root: Path, materials: Path, rounds: int) -> Figures:
     """This machine's kernel and disk; a process is begun as a script would, in a root of its own."""
-    shutil.copytree(materials, root / "root/work")
+    shutil.copytree(materials, root / "tree/work")
     apart = (
         "unshare",
         "--mount",
         "--pid",
         "--fork",
         "--kill-child",
-        f"--mount-proc={root}/root/proc",
+        f"--mount-proc={root}/tree/proc",
     )
-    inside = (*apart, "chroot", root / "root")
+    inside = (*apart, "chroot", root / "tree")
     starts = timed(lambda: _run(*inside, "/bin/echo", "up"), rounds)
     return {"first": statistics.median(starts), **json.loads(_run(*inside, *work("/work")))}
 

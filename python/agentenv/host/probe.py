@@ -106,9 +106,12 @@ class Kernel:
         return version_numbers(self.release)
 
 
+_DOTTED = r"\d+(?:\.\d+)+"
+
+
 def version_numbers(text: str) -> tuple[int, ...]:
     """The first dotted number in ``text``: ``6.12.95+deb12`` is (6, 12, 95)."""
-    match = re.search(r"\d+(?:\.\d+)+", text)
+    match = re.search(_DOTTED, text)
     return tuple(map(int, match.group().split("."))) if match else ()
 
 
@@ -289,5 +292,5 @@ async def read_version(path: Path, flag: str = "--version", call: Run = _run) ->
         return ToolVersion(path, "")
     said = (done.stdout + done.stderr).decode(errors="replace")
     # runsc's from Debian is 0.0~ and the day.
-    found = re.search(r"\d+(?:\.\d+)+(?:~[\w.]+)?", said)
+    found = re.search(_DOTTED + r"(?:~[\w.]+)?", said)
     return ToolVersion(path, found.group() if found else "")

@@ -103,13 +103,13 @@ class WarmPool:
 
     async def _dropped(self, seats: list[Seat]) -> bool:
         """One less; False if it could not be taken away and is still there."""
-        seat = seats[-1]
+        seat = seats.pop()  # nobody is given it meanwhile
         try:
             await self._drop(seat)
         except AgentEnvError as error:
             log.warning("machine %s, which waits, stays for now: %s", seat.machine, error.message)
+            seats.insert(0, seat)
             return False
-        seats.remove(seat)
         return True
 
     async def close(self) -> None:

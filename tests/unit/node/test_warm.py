@@ -110,6 +110,26 @@ async def test_one_that_cannot_be_taken_away_now_is_taken_later(monkeypatch):
     await pool.close()
 
 
+async def test_one_that_is_just_taken_away_is_not_handed_out(monkeypatch):
+    world, going, gone = World(), asyncio.Event(), asyncio.Event()
+
+    async def drop(seat):
+        going.set()
+        await gone.wait()
+        await world.drop(seat)
+
+    pool = WarmPool(world.start, drop, 4)
+    pool.take(SMALL)
+    await settle(pool, 1)
+    monkeypatch.setattr(warm, "wanted", lambda *_: 0)
+    pool.refill()
+    await going.wait()
+    assert pool.take(SMALL) is None
+    gone.set()
+    await settle(pool, 0)
+    await pool.close()
+
+
 async def test_a_node_that_has_no_room_goes_on_without():
     world = World()
     world.fails.add(SMALL)
